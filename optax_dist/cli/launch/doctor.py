@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CommandError(
       "doctor: there is one host only: give --nodes, --node-rank and --address"
     )
-  if job.external or job.node.address is None:
+  if args.external or job.node.address is None:
     raise errors.CommandError(
       "doctor: hosts meet at --address HOST:PORT, an address of host 0"
     )
@@ -55,9 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
   secret = job.settings.secret
   assert secret is not None
-  equal = doctor.settings(
-    job.node, job.replicas, args.processes_per_replica, job.settings
-  )
+  equal = doctor.settings(job.placement, job.settings)
   store = job.settings.store
   findings = itertools.chain(
     [doctor.check_etcd(store)] if store else [],

@@ -26,8 +26,6 @@ class Job:
 
   Attributes:
     node: this host.
-    replicas: of the job, on all hosts.
-    external: whether no launcher starts the coordinator.
     placement: what runs on this host.
     needed: how many replicas the job needs to continue.
     settings: the environment of all replicas.
@@ -54,33 +52,32 @@ class Job:
     try:
       settings, host = _settings(args, environ)
       self.node = nodes.find(host, settings)
-      self.replicas = settings.num_replicas or self.node.count
+      replicas = settings.num_replicas or self.node.count
       self.placement = Placement(
-        self.replicas, args.processes_per_replica, self.node, args.external
+        replicas, args.processes_per_replica, self.node, args.external
       )
       _ = self.placement.here  # It raises if they can't be shared out.
       if settings.faults is not None:
-        faults.Faults.parse(settings.faults).check(self.replicas)
+        faults.Faults.parse(settings.faults).check(replicas)
       secret = settings.find_secret()
       files = self.certificates = settings.find_certificates()
       store = places.of_coordinator(args.store, settings.store)
     except ValueError as error:
       raise errors.CommandError(f"{error}") from None
-    aggregate = settings.replicas_to_aggregate or self.replicas
-    self.needed = settings.min_replicas or min(aggregate, self.replicas)
-    if self.needed > self.replicas:
+    aggregate = settings.replicas_to_aggregate or replicas
+    self.needed = settings.min_replicas or min(aggregate, replicas)
+    if self.needed > replicas:
       raise errors.CommandError(
-        f"--min-replicas {self.needed} is more than the {self.replicas} replicas"
+        f"--min-replicas {self.needed} is more than the {replicas} replicas"
       )
-    self.external = args.external
-    if self.external and (settings.store or not self.node.address):
+    if args.external and (settings.store or not self.node.address):
       raise errors.CommandError(
         "--no-coordinator needs --address HOST:PORT, where optax-dist coordinator"
         " runs"
       )
-    _check_secret(secret, self.node.count > 1 or self.external)
+    _check_secret(secret, self.node.count > 1 or args.external)
     run = None
-    if settings.store is not None or self.external:
+    if settings.store is not None or args.external:
       run = _run_name(settings.run, environ)
       if run is None and self.node.count > 1:
         raise errors.CommandError(

@@ -5,23 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from optax_dist.cli import parser
 
 JOURNAL, LOG = "journal.jsonl", "coordinator.log"
-
-
-# What other launchers call it, and what it is here.
-_ANSWERS = {
-  ("--secret",): "on the command line everyone on the host can read it; put it"
-  " into a file for --secret-file, or into OPTAX_DIST_SECRET",
-  ("--nproc-per-node", "--nproc_per_node"): "give --replicas, the replicas of"
-  " all hosts together: this number times --nodes",
-  ("--master-addr", "--master_addr", "--master-port", "--master_port"): "give"
-  " --address HOST:PORT",
-}
 
 
 def add_options(launch: argparse.ArgumentParser) -> None:
@@ -32,23 +20,12 @@ def add_options(launch: argparse.ArgumentParser) -> None:
   _add_replicas(launch)
   _add_job(launch)
   _add_hosts(launch)
-  for flags, answer in _ANSWERS.items():
-    launch.add_argument(
-      *flags, help=argparse.SUPPRESS, type=_refuse(answer), dest="refused"
-    )
   launch.add_argument(
     "-m", dest="module", action="store_true", help=argparse.SUPPRESS
   )
   launch.add_argument(
     "program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS
   )
-
-
-def _refuse(answer: str) -> Callable[[str], Any]:
-  def refuse(text: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(answer)
-
-  return refuse
 
 
 def _add_replicas(launch: argparse.ArgumentParser) -> None:

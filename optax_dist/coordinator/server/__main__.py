@@ -172,7 +172,7 @@ def _is_left(server: driver.Server, idle: float | None, owner: _Owner) -> bool:
   if server.is_over and (drained or idle is not None):
     idle = _DRAINED  # The next job may have the same address.
   elif drained:
-    idle = _CUT_OFF if server.has_begun else _DRAINED
+    idle = _CUT_OFF if server.begun else _DRAINED
   return idle is not None and time.monotonic() - server.idle_since > idle
 
 

@@ -110,17 +110,15 @@ class Server:
     return sum(not self._hosts.has(peer) for peer in peers)
 
   @property
-  def has_begun(self) -> bool:
-    """Whether any run has begun."""
-    cores = (run.core for run in self._runs.values())
-    return any(core.history.job is not None for core in cores)
+  def begun(self) -> list[Coordinator]:
+    """The runs that have begun."""
+    cores = [run.core for run in self._runs.values()]
+    return [core for core in cores if core.history.job is not None]
 
   @property
   def is_over(self) -> bool:
     """Whether a run has ended, and none goes on."""
-    cores = [run.core for run in self._runs.values()]
-    begun = [core for core in cores if core.history.job is not None]
-    return bool(begun) and all(core.is_over for core in begun)
+    return bool(self.begun) and all(core.is_over for core in self.begun)
 
   def poll(self, timeout: float) -> None:
     """Handles events, and waits for more if there are none.

@@ -373,7 +373,7 @@ def test_a_coordinator_that_is_never_ready_is_an_error(capsys, monkeypatch):
     ((), "what shall be launched?"),
     (("--replicas", "2", "nowhere.py"), "there is no script nowhere.py"),
     (("--replicas", "2", "--", "no/program"), "there is no program no/program"),
-    (("--secret", "x", _LIGHT), "everyone on the host can read it"),
+    (("--secret", "x", _LIGHT), "unknown arguments: --secret"),
     (("--replicas", "2", "--min-replicas", "3", _LIGHT), "is more than the 2"),
     (("--chaos", "slow:1x2", _LIGHT), "numbered 0 to 0"),
     (("--chaos", "melt:0.1", _LIGHT), "must be kill:REPLICA@GRADIENT"),

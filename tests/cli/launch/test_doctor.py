@@ -101,7 +101,6 @@ def test_another_secret_is_named(tmp_path):
       "'nowhere.invalid' can't be res",
     ),
     (("--address", "192.0.2.7"), 2, "An address is host:port"),
-    (("--nproc-per-node", "8"), 2, "times --nodes"),
   ],
 )
 def test_what_is_wrong_on_one_host_is_told_at_once(

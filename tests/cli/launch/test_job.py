@@ -29,7 +29,7 @@ def _job(environ=None, journal=None, **given):
 
 def test_of_one_host():
   made = _job(num_replicas=4, replicas_to_aggregate=3)
-  assert (made.replicas, made.needed) == (4, 3)
+  assert (made.placement.replicas, made.needed) == (4, 3)
   assert (made.node.rank, made.node.count) == (0, 1)
   assert made.settings.replicas_to_aggregate == 3
   assert made.settings.secret is None  # The launcher makes one.
@@ -40,14 +40,14 @@ def test_of_one_host():
 
 def test_of_several_hosts():
   made = _job(_HOSTS | _SECRET)
-  assert (made.replicas, made.node.rank, made.node.count) == (2, 1, 2)
+  assert (made.placement.replicas, made.node.rank, made.node.count) == (2, 1, 2)
   assert made.settings.secret == "sixteen bytes or more"
   with pytest.raises(errors.CommandError, match="need a secret"):
     _job(_HOSTS)
   with pytest.raises(errors.CommandError, match="at least 2 processes, got 1"):
     _job(_HOSTS | _SECRET, num_replicas=1)
   one = _job(_HOSTS | _SECRET, num_replicas=1, processes_per_replica=2)
-  assert one.replicas == 1
+  assert one.placement.replicas == 1
 
 
 def test_a_host_without_the_journal_says_where_it_is(tmp_path, capsys):

@@ -5,7 +5,6 @@ import time
 import pytest
 import run_journals
 
-from optax_dist.cli import tables
 from optax_dist.cli.runs import table as run_table
 from optax_dist.coordinator import journal
 
@@ -18,16 +17,6 @@ def stopped_clock(monkeypatch):
 
 def _table(numbers, width=140):
   return run_table.table(numbers, width, "")
-
-
-@pytest.fixture
-def columns(monkeypatch):
-  """The cells of each column of the table of a run's numbers, by its name."""
-  text = lambda title, names, rows, words: {
-    name: [row[name] for row in rows] for name in names
-  }
-  monkeypatch.setattr(tables, "text", text)
-  return _table
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 140])
@@ -50,19 +39,6 @@ def test_the_title_has_what_is_known():
   assert title(numbers) == (
     "step 0, 0.0 steps/s, coordinator restarts: 1, 1 aggregation rounds abandoned"
   )
-
-
-def test_what_a_replica_takes_is_in_milliseconds(columns):
-  member = run_journals.member(0, 0, age=0.25, compute=0.0625)
-  numbers = run_journals.numbers_of(
-    {"kind": "join", "time": 0.0, "replica": 0},
-    {"kind": "join", "time": 0.0, "replica": 1},
-    {"kind": "commit", "time": 1.0, "step": 0, "members": [member]},
-  )
-  rows = columns(numbers)
-  assert rows["compute"] == ["62 ms", ""]
-  assert rows["wait"] == ["250 ms", "0 ms"]
-  assert rows["last seen"] == ["0.2 s ago", "1.0 s ago"]
 
 
 def test_what_is_waited_for_is_below_the_table():

@@ -24,16 +24,6 @@ def _come(number):
   os.kill(os.getpid(), number)
 
 
-def test_signals_are_recorded_and_handlers_are_put_back(handlers):
-  with signals.recorded() as numbers:
-    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
-      _come(number)
-    assert numbers == [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
-  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-  for number in (signal.SIGTERM, signal.SIGUSR1):
-    assert signal.getsignal(number) == handlers[number]
-
-
 def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it():
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   with signals.recorded() as numbers:

@@ -62,16 +62,6 @@ def test_the_line_of_a_step_has_all_that_is_known_of_it(tmp_path):
   assert record["members"][1]["timings"] is None
 
 
-@pytest.mark.parametrize(
-  "name", [0, 'a "quoted" one', "100%d", "%(x)s{}", "é\n", "\\", ""]
-)
-def test_a_replica_may_be_called_anything(tmp_path, name):
-  path, lines = _begun(tmp_path)
-  lines.write(_commit(0, name))
-  lines.close()
-  assert run_journals.whole(path)[1]["members"][0]["replica"] == name
-
-
 @pytest.mark.parametrize("weight", [1 / 3, 0.1 + 0.2, 1e-300, 1e300, 1])
 def test_a_weight_is_exact(tmp_path, weight):
   """A replay multiplies by it, and compares to the last bit."""
@@ -79,20 +69,6 @@ def test_a_weight_is_exact(tmp_path, weight):
   lines.write(_commit(0, weight=weight))
   lines.close()
   assert run_journals.whole(path)[1]["members"][0]["weight"] == weight
-
-
-def test_each_line_is_written_at_once(tmp_path):
-  path, lines = _begun(tmp_path)
-  written = lambda: [r["kind"] for r in journal.read(path).records]
-  lines.write(_commit(0))
-  assert written() == ["run", "commit"]
-  lines.write(journal_events.Coordinator(1, 1))
-  assert written() == ["run", "commit", "coordinator"]
-  lines.write(_commit(1))
-  lines.close()
-  assert written() == ["run", "commit", "coordinator", "commit"]
-  times = [r["time"] for r in run_journals.whole(path)]
-  assert times == sorted(times)
 
 
 def test_a_new_coordinator_writes_the_steps_that_the_file_lacks(tmp_path):

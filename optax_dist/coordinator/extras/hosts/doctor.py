@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from optax_dist.coordinator.launch import nodes
 from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.server import places
 from optax_dist.coordinator.server.process import Settings
@@ -82,20 +83,18 @@ class Finding(NamedTuple):
 
 
 def settings(
-  node: nodes.Node, replicas: int, processes: int, environment: Environment
+  placement: Placement, environment: Environment
 ) -> tuple[tuple[str, str], ...]:
   """What must be equal on all hosts, by flag or program.
 
   Args:
-    node: this host.
-    replicas: replicas of the run.
-    processes: processes of each replica.
+    placement: what runs where.
     environment: that of all replicas.
   """
   flags = {
-    "--nodes": node.count,
-    "--replicas": replicas,
-    "--processes-per-replica": processes,
+    "--nodes": placement.node.count,
+    "--replicas": placement.replicas,
+    "--processes-per-replica": placement.processes,
     "--replicas-to-aggregate": environment.replicas_to_aggregate,
     "--min-replicas": environment.min_replicas,
     "optax-dist": importlib.metadata.version("optax-dist"),

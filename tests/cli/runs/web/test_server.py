@@ -2,12 +2,10 @@
 
 import concurrent.futures
 import html
-import http.client
 import json
 import re
 import shutil
 import socket
-import struct
 import subprocess
 import threading
 import time
@@ -110,21 +108,6 @@ def test_the_data_are_those_of_the_job(page, job):
   assert 0 < state["goodput"]["useful"] < 1
 
 
-def test_it_follows_a_journal_that_grows(tmp_path):
-  path = tmp_path / "run.jsonl"
-  page = server.Server(view.View(path))
-  try:
-    assert page.state()["step"] == 0
-    with journal.Journal(path) as written:
-      written.write("run", strategy="sync_replicas", step=0)
-      written.write("join", replica=0, incarnation=1, step=0, time=0.1)
-      assert [m["replica"] for m in page.state()["members"]] == ["0"]
-      written.write("lost", replica=0, incarnation=1, step=0, time=0.2)
-    assert page.state()["members"][0]["state"] == "lost"
-  finally:
-    page.close()
-
-
 def test_there_is_one_page_and_it_is_read_only(page):
   assert get(page.url)[0] == 200
   assert get(page.url + "etc/passwd")[0] == 404
@@ -154,12 +137,6 @@ def test_another_sites_name_is_refused(page):
   assert get(page.url + "state.json", host="evil.example:80")[0] == 403
   assert get(page.url + "metrics", host="evil.example:80")[0] == 403
   assert get(page.url + "state.json", host="localhost:80")[0] == 200
-
-
-def test_a_port_in_use_is_an_error_in_one_line(page, job):
-  port = int(page.url.rsplit(":", 1)[1].strip("/"))
-  with pytest.raises(errors.CommandError, match=f"127.0.0.1 port {port}"):
-    server.Server(view.View(job), port=port)
 
 
 @pytest.mark.parametrize("host", ["[", "[::1", "local]host", "a@[b"])
@@ -216,34 +193,6 @@ def test_each_page_beyond_loopback_has_a_token_of_its_own(
   finally:
     for page in pages:
       page.close()
-
-
-def test_a_page_that_is_closed_while_it_asks_is_no_error(empty, capfd):
-  address = ("127.0.0.1", int(empty.url.rsplit(":", 1)[1].strip("/")))
-  answering = lambda: [
-    thread
-    for thread in threading.enumerate()
-    if "process_request_thread" in thread.name
-  ]
-  line = socket.create_connection(address, timeout=60)
-  line.sendall(b"GET /state.json HTTP/1.0\r\n")
-  waiting.until(answering)
-  # It closes without waiting: the connection is reset.
-  now = struct.pack("ii", 1, 0)
-  line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
-  line.close()
-  waiting.until(lambda: not answering())
-  assert capfd.readouterr().err == ""
-
-
-def test_other_errors_are_logged(empty, caplog, monkeypatch):
-  def broken():
-    raise RuntimeError("it broke")
-
-  monkeypatch.setattr(empty, "state", broken)
-  with pytest.raises(http.client.RemoteDisconnected):
-    get(empty.url + "state.json")
-  assert "it broke" in caplog.text
 
 
 def test_it_listens_on_ipv6(tmp_path):
