@@ -183,12 +183,14 @@ class Room:
     self.give(_CHIEF, ins.NeverJoined((), "", (name,)))
 
   def do_submit(self, name: str, *how: str) -> None:
-    total, step = 1, self.steps[name]
+    total, step, compute = 1, self.steps[name], None
     for word in how:
       if word.isdigit():
         step = int(word)
       elif word.startswith("sum="):
         total = int(word[4:])
+      elif word.startswith("took="):
+        compute = float(word[5:])
     finite = "nan" not in how
     size = (self.rules.inline_bytes or 0) + ("long" in how)
     self.sequences[name] += 1
@@ -201,6 +203,7 @@ class Room:
       total - taken,
       finite,
       b"g" * size if finite else b"",
+      compute=compute,
     )
     self.sums[name] = total
     self.give(name, submitted)

@@ -140,15 +140,16 @@ class Intake:
       if state.member.incarnation != incarnation
     ]
 
-  def continued(self) -> None:
-    """The coordinator was started again amid a step, which had begun before."""
-    self._began_at = self._policy.now
+  def committed(self, compute: float) -> None:
+    """A step is committed.
 
-  def committed(self) -> None:
-    """A step is committed."""
+    Args:
+      compute: the seconds that the slowest of its gradients has taken, if known. A
+        coordinator that has started again has not seen the step begin.
+    """
     now = self._policy.now
-    if self._began_at:
-      self._seconds = now - self._began_at
+    elapsed = now - self._began_at if self._began_at else 0.0
+    self._seconds = max(elapsed, compute)
     self._began_at, self._may_begin = now, True
 
   def not_finite(self) -> None:

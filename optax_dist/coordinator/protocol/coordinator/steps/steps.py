@@ -105,8 +105,6 @@ class Steps:
       leased or len(new) == len(self._members) or not config.rules.lower_on_loss
     ):
       new = []
-    if not self._history.has_no_commits:
-      self.intake.continued()
     # Who has no gradient in a step may still be compiling.
     self.ruling.begin(until, new)
     for state in new:
@@ -396,6 +394,7 @@ class Steps:
     self._out.notify_all(self._members, entry)
     timings = [a.message.timings for a in arrivals]
     self._out.note(journal_events.committed(entry, timings))
+    self.intake.committed(max(a.message.compute or 0.0 for a in arrivals))
     self._committed(entry, ended.holders if ended is not None else ())
 
   def _committed(
@@ -406,7 +405,6 @@ class Steps:
     if self.gradients.accepted:
       self._stall.begin(self.policy.now)
     self.rounds.committed()
-    self.intake.committed()
     step = entry.round.step
     for incarnation in holders:
       state = self._members.get(incarnation)
