@@ -115,17 +115,6 @@ def test_bad_samples_are_given_up(seed):
   assert not {p for start, stop in done for p in range(start, stop)} & numbers
 
 
-def test_a_bad_replica_that_is_needed_gives_nothing_up():
-  data = ledger.Batches(24, 12, shuffle=False)
-  run = Run(data, 2, [0, 1], bad=[1])
-  run.go_on(endless(random.Random(0), [0, 1], [1, 1]), most=500)
-  assert run.steps == []
-  assert run.state.progress == ledger.Progress()
-  assert run.state.abandoned == ()
-  assert run.dropped[1] > 100
-  assert run.returned < 10
-
-
 def test_a_sample_is_given_up_for_gradients_of_different_replicas():
   state = ledger.init(ledger.Batches(8, 1, shuffle=False), 1)
   state, _ = ledger.step(state, BOTH)
@@ -144,17 +133,6 @@ def test_a_replica_that_is_always_bad_and_alone_leaves_little():
   assert len(repr(run.state)) < 2000
 
 
-def test_a_replica_that_comes_again_is_the_same():
-  state = ledger.init(ledger.Batches(8, 1, shuffle=False), 1)
-  for holder in (0, 2, 3, 4):
-    members = ledger.Members({holder: "bad", 1: "good"})
-    claim = ledger.Claim(holder, ((0, 1),))
-    drop = ledger.Drop(holder, ((0, 1),), finite=False)
-    gone = ledger.HolderLost(holder)
-    state, _ = ledger.step(state, members, claim, drop, gone)
-  assert state.abandoned == ()
-
-
 def test_a_bad_replica_alone_gives_nothing_up_while_another_one_may_come():
   state = ledger.init(ledger.Batches(40, 4, shuffle=False), 1)
   members = ledger.Members({0: 0}, expected=1)
@@ -171,36 +149,3 @@ def test_a_bad_replica_alone_gives_nothing_up_while_another_one_may_come():
     drop = ledger.Drop(0, leases[-1].spans, finite=False)
     state, leases = ledger.step(state, drop, ledger.Ask(0))
   assert sp.size(state.abandoned) == 40
-
-
-def test_a_bad_replica_gets_only_what_others_compute_until_it_is_good():
-  state = ledger.init(ledger.Batches(40, 1, shuffle=False), 1)
-  state, leases = ledger.step(state, BOTH, ledger.Ask("b"), ledger.Ask("a"))
-  theirs, own = leases
-  for _ in range(3):
-    drop = ledger.Drop("a", own.spans, finite=False)
-    state, (own,) = ledger.step(state, drop, ledger.Ask("a"))
-  assert own.spans == theirs.spans
-  assert ledger.is_blocked(state, "a")
-  assert not ledger.is_blocked(state, "b")
-  # The other one was faster, but it is good again.
-  state, _ = ledger.step(state, ledger.Accept("b", theirs.spans))
-  state, _ = ledger.step(state, ledger.Commit((("b", theirs.spans),)))
-  ask = ledger.Ask("b")
-  state, (theirs,) = ledger.step(state, ledger.Drop("a", ((0, 1),), True), ask)
-  state, (own,) = ledger.step(state, ledger.Ask("a"))
-  assert not ledger.is_blocked(state, "a")
-  assert not sp.overlap(own.spans, theirs.spans)
-
-
-def test_zeros_of_one_replica_need_another_one_to_agree():
-  data = ledger.Batches(4, 4, micro_batch=1, deterministic=True)
-  state = ledger.init(data, 4)
-  state, _ = ledger.step(state, BOTH, ledger.Ask("a", 2), ledger.Ask("b", 2))
-  bad = ((1, 2),)
-  assert not ledger.are_bad(state, "a", bad)
-  drop = ledger.Drop("a", bad, finite=False)
-  state, leases = ledger.step(state, drop, ledger.Ask("a", 2))
-  assert ledger.are_bad(state, "b", bad)
-  assert not ledger.are_bad(state, "b", ((0, 2),))
-  assert all(not sp.overlap(lease.spans, bad) for lease in leases)

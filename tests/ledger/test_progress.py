@@ -22,13 +22,6 @@ def listed(spans):
   return {p for start, stop in spans for p in range(start, stop)}
 
 
-def test_what_was_given_up_stays_so():
-  progress = ledger.Progress().commit(((0, 2),), ((2, 3),))
-  progress = progress.commit(((3, 5),), ((5, 6),))
-  assert progress.skipped == ((2, 3), (5, 6))
-  assert progress.commit(((6, 8),)).skipped == ((2, 3), (5, 6))
-
-
 @given(STEPS, st.sets(st.integers(-1, 25)))
 def test_progress_is_that_of_sets(steps, asked):
   progress, done, given_up = ledger.Progress(), set(), set()
@@ -65,34 +58,9 @@ def test_progress_is_that_of_sets(steps, asked):
     assert report.committed == len((done - given_up) & here)
 
 
-def test_what_was_committed_is_not_committed_again():
-  progress = ledger.Progress().commit(((0, 4), (8, 10)))
-  assert progress == ledger.Progress(10, ((4, 8),))
-  assert progress.done == 6
-  for spans in (((9, 11),), ((0, 1),)):
-    with pytest.raises(ValueError, match="in a committed step before"):
-      progress.commit(spans)
-    assert not progress.is_open(spans)
-  assert progress.is_open(((4, 8), (10, 99)))
-  assert progress.commit(((4, 8),), ((10, 12),)) == ledger.Progress(
-    12, (), ((10, 12),)
-  )
-
-
-def test_what_is_skipped_right_behind_a_step_is_named():
-  progress = ledger.Progress().commit(((0, 4),), ((4, 6),))
-  assert progress == ledger.Progress(6, (), ((4, 6),))
-
-
 def test_the_report_names_what_could_not_be():
   data = ledger.Batches(10, 4, shuffle=False, epochs=2)
   progress = ledger.Progress().commit(((0, 2), (4, 10)), ((2, 3),))
   first, second = ledger.report(data, progress)
   assert first == ledger.EpochReport(0, 6 + 0, (8, 9), (2,), (3,))
   assert second == ledger.EpochReport(1, 2, (8, 9), (), (2, 3, 4, 5, 6, 7))
-
-
-def test_an_endless_run_reports_the_epochs_that_have_begun():
-  data = ledger.Batches(4, 4, epochs=None, mode="streaming", shuffle=False)
-  assert ledger.report(data, ledger.Progress()) == ()
-  assert len(ledger.report(data, ledger.Progress(5))) == 2

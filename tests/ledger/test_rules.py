@@ -178,133 +178,6 @@ def test_an_exact_epoch_ends_before_the_next_begins():
   assert run.state.left == 0
 
 
-def test_a_stream_does_not_wait_for_what_is_out():
-  data = ledger.Batches(6, 2, epochs=2, mode="streaming", shuffle=False)
-  state = ledger.init(data, 2)
-  state, _ = ledger.step(state, ledger.Ask("slow"))
-  for _ in range(5):
-    spans = []
-    for name in "ab":
-      state, (lease,) = ledger.step(state, ledger.Ask(name))
-      state, _ = ledger.step(state, ledger.Accept(name, lease.spans))
-      spans.append((name, lease.spans))
-    state, _ = ledger.step(state, ledger.Commit(tuple(spans)))
-  # Ten of twelve are done; the next epoch has begun, with one of them out.
-  assert state.progress == ledger.Progress(11, ((0, 1),))
-  state, _ = ledger.step(state, ledger.Drop("slow", ((0, 1),)))
-  state, (lease,) = ledger.step(state, ledger.Ask("a"))
-  assert lease.spans == ((0, 1),)
-
-
-def test_at_the_end_of_an_epoch_the_first_of_two_counts():
-  data = ledger.Batches(4, 2, epochs=1)
-  state = ledger.init(data, 2)
-  leases = {}
-  for name in ("slow", "b"):
-    state, (lease,) = ledger.step(state, ledger.Ask(name))
-    leases[name] = lease.spans
-  for round_ in range(2):
-    state, _ = ledger.step(state, ledger.Accept("b", leases["b"]))
-    if round_ == 0:
-      state, (lease,) = ledger.step(state, ledger.Ask("c"))
-      state, _ = ledger.step(state, ledger.Accept("c", lease.spans))
-      parts = (("b", leases["b"]), ("c", lease.spans))
-      state, _ = ledger.step(state, ledger.Commit(parts))
-      state, (lease,) = ledger.step(state, ledger.Ask("b"))
-      leases["b"] = lease.spans
-  # Nothing is left but what "slow" is at, so "c" computes on it as well.
-  state, (lease,) = ledger.step(state, ledger.Ask("c"))
-  assert lease.spans == leases["slow"]
-  state, _ = ledger.step(state, ledger.Accept("c", lease.spans))
-  assert not ledger.fits(state, "slow", leases["slow"])
-  parts = (("b", leases["b"]), ("c", lease.spans))
-  state, _ = ledger.step(state, ledger.Commit(parts))
-  assert state.exhausted
-  assert state.left == 0
-
-
-def test_what_is_never_finite_is_given_up():
-  data = ledger.Batches(4, 1, shuffle=False)
-  run = Run(data, 1)
-  run.step(ledger.Ask("a"))
-  tried = []
-  while not run.state.exhausted:
-    spans = run.leases["a"]
-    if spans == ((1, 2),):
-      tried.append(spans)
-      run.step(ledger.Drop("a", spans, finite=False))
-      run.step(ledger.Ask("a"))
-      continue
-    run.submit("a")
-    run.commit()
-  assert len(tried) == 3
-  # Other samples come first, so the others can go on meanwhile.
-  assert run.steps == [[0], [2], [3]]
-
-
-def test_a_sample_is_given_up_for_its_own_gradients_alone():
-  state = ledger.init(ledger.Batches(8, 4, shuffle=False), 4)
-  state, (lease,) = ledger.step(state, ledger.Ask("a"))
-  assert lease.spans == ((0, 1),)
-  for _ in range(2):
-    state, _ = ledger.step(
-      state,
-      ledger.Drop("a", ((0, 1),), finite=False),
-      ledger.Claim("a", ((0, 1),)),
-    )
-  # A sum on it and on another sample, which has given no gradient so far.
-  state, _ = ledger.step(state, ledger.Claim("a", ((0, 2),)))
-  state, _ = ledger.step(state, ledger.Drop("a", ((0, 2),), finite=False))
-  assert (state.abandoned, state.doubtful) == (((0, 1),), ((1, 2),))
-  assert [strike.spans for strike in state.strikes] == [((1, 2),)]
-
-
-def test_samples_of_a_committed_step_have_no_strikes():
-  state = ledger.init(ledger.Batches(4, 1, shuffle=False), 1)
-  state, (lease,) = ledger.step(state, ledger.Ask("a"))
-  state, _ = ledger.step(
-    state,
-    ledger.Drop("a", lease.spans, finite=False),
-    ledger.Claim("a", lease.spans),
-  )
-  assert [strike.spans for strike in state.strikes] == [lease.spans]
-  state, _ = ledger.step(
-    state,
-    ledger.Accept("a", lease.spans),
-    ledger.Commit((("a", lease.spans),)),
-  )
-  assert state.strikes == ()
-
-
-def test_what_is_given_up_at_the_end_of_an_epoch_opens_the_next_one():
-  state = ledger.init(ledger.Batches(2, 2, epochs=2, shuffle=False), 2)
-  state, (first, _) = ledger.step(state, ledger.Ask("a"), ledger.Ask("b"))
-  state, leases = ledger.step(state, ledger.Members({"a": "a"}))
-  for _ in range(3):
-    never = ledger.Drop("a", first.spans, finite=False)
-    state, leases = ledger.step(state, never, ledger.Ask("a"))
-  # A step takes one more than what is left.
-  assert leases[0].spans == ((2, 3),)
-
-
-def test_an_old_state_stays_as_it_was():
-  state = ledger.init(ledger.Batches(8, 2), 2)
-  text = repr(state)
-  after = ledger.step(state, ledger.Ask("a"))
-  assert repr(state) == text
-  assert ledger.step(state, ledger.Ask("a")) == after
-
-
-def test_a_claim_of_what_another_one_holds_is_answered_by_a_lease():
-  state = ledger.init(ledger.Batches(8, 2), 2)
-  state, leases = ledger.step(state, ledger.Claim("a", ((2, 3),)))
-  assert leases == ()
-  assert not state.held["a"].copied
-  state, (lease,) = ledger.step(state, ledger.Claim("b", ((2, 3),)))
-  assert lease.spans == ((0, 1),)
-  assert state.pool == ((1, 2),)
-
-
 def test_fewer_gradients_in_a_step_close_the_next_epoch_again():
   """What was leased of it and comes back waits; the open epoch goes on."""
   state = ledger.init(ledger.Batches(4, 4, epochs=3, shuffle=False), 4)
@@ -324,30 +197,6 @@ def test_fewer_gradients_in_a_step_close_the_next_epoch_again():
   state, (lease,) = ledger.step(state, ledger.Ask("d", 2))
   assert lease.spans == ((0, 1),)
   assert state.pool == ((4, 6),)
-
-
-_SLOTS = ledger.Batches(16, 4, micro_batch=1, deterministic=True)
-
-
-def test_of_a_slot_that_two_compute_the_first_result_counts():
-  state = ledger.init(_SLOTS, 4)
-  state, _ = ledger.step(state, ledger.Ask("a", 2), ledger.Ask("b", 2))
-  slot = ((1, 2),)
-  state, (lease,) = ledger.step(state, ledger.Copy("c", slot))
-  assert lease.spans == slot
-  assert state.held["a"].copied
-  assert not state.held["b"].copied
-  for first, other in (("a", "c"), ("c", "a")):
-    after, _ = ledger.step(state, ledger.Accept(first, slot))
-    assert not ledger.fits(after, other, slot)
-
-
-def test_a_slot_that_two_claim_stays_with_the_first():
-  state = ledger.init(_SLOTS, 4)
-  state, _ = ledger.step(state, ledger.Claim("a", ((0, 2),)))
-  state, _ = ledger.step(state, ledger.Claim("b", ((1, 4),)))
-  assert state.held["a"].out == ((0, 2),)
-  assert state.held["b"].out == ((2, 4),)
 
 
 def test_samples_that_are_not_leased_are_not_accepted():
@@ -445,14 +294,3 @@ def test_a_claim_is_granted_if_nothing_stands_against_it():
       if waits:
         assert now.out == ()
   assert granted > 80
-
-
-def test_samples_that_were_not_finite_are_leased_again_after_a_commit():
-  state = ledger.init(ledger.Batches(8, 2, shuffle=False), 1)
-  state, (first,) = ledger.step(state, ledger.Ask("a"))
-  state, (second,) = ledger.step(state, ledger.Ask("b"))
-  state, _ = ledger.step(state, ledger.Drop("a", first.spans, finite=False))
-  state, _ = ledger.step(state, ledger.Accept("b", second.spans))
-  state, _ = ledger.step(state, ledger.Commit((("b", second.spans),)))
-  state, (again,) = ledger.step(state, ledger.Ask("a"))
-  assert again.spans == first.spans

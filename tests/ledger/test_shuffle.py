@@ -26,21 +26,6 @@ def test_the_order_of_a_seed_stays_the_same():
   assert result.hexdigest().startswith("d4a160080659f813")
 
 
-def test_any_part_is_computed_alone():
-  whole = shuffle.permuted(np.arange(50_000), 50_000, 3, 1)
-  some = np.array([[49_999, 0], [7, 777]])
-  assert np.array_equal(shuffle.permuted(some, 50_000, 3, 1), whole[some])
-
-
-def test_seeds_and_epochs_have_orders_of_their_own():
-  commands = {
-    tuple(shuffle.permuted(np.arange(64), 64, seed, epoch).tolist())
-    for seed in range(20)
-    for epoch in range(20)
-  }
-  assert len(commands) == 400
-
-
 def test_large_sizes_stay_within_range():
   size = 10**13 + 7
   some = np.array([0, 1, size // 2, size - 1])

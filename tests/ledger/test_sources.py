@@ -80,27 +80,9 @@ def test_all_arrays_must_have_an_index():
   assert ledger.read((short, long), [3])[1].tolist() == [3]
 
 
-@pytest.mark.parametrize("source", [(), {}, []])
-def test_an_empty_source_has_no_index(source):
-  with pytest.raises(IndexError, match="from 0 to -1"):
-    ledger.read(source, [0])
-
-
 def test_a_tuple_or_dictionary_of_samples_is_read_sample_by_sample():
   assert ledger.read(("a", "b", "c"), [2, 1]).tolist() == ["c", "b"]
   assert ledger.read({0: "a", 1: "b"}, [1]).tolist() == ["b"]
   # Some of the samples may be arrays.
   assert ledger.read((np.array(5), 6, 7), [2, 0]).tolist() == [7, 5]
   assert ledger.read({0: np.array(5), 1: 6}, [1, 0]).tolist() == [6, 5]
-
-
-def test_a_table_of_columns_is_not_an_array():
-  class Table(list):
-    shape = (2,)
-
-  assert ledger.read(Table([4, 5]), [1, 0]).tolist() == [5, 4]
-
-
-def test_samples_of_different_sizes_do_not_stack():
-  with pytest.raises(ValueError, match="shorter"):
-    ledger.read([(1, 2), (3,)], [0, 1])

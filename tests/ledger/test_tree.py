@@ -1,12 +1,11 @@
 """The sum of a step is one tree, whoever adds up which of its slots."""
 
-import itertools
 import random
 
 import pytest
 
-from optax_dist.ledger import batches, tree
 from optax_dist.ledger import spans as sp
+from optax_dist.ledger import tree
 
 
 def expression(count):
@@ -63,33 +62,6 @@ def test_any_assignment_in_any_order_makes_the_same_sum(count):
     assert texts[root] == expression(count)
 
 
-def all_nodes(count):
-  levels = range((count - 1).bit_length() + 1)
-  return {
-    (i << level, min(count, (i + 1) << level))
-    for level in levels
-    for i in range(count)
-    if i << level < count
-  }
-
-
-@pytest.mark.parametrize("count", range(1, 8))
-def test_slots_have_the_fewest_nodes(count):
-  known = sorted(all_nodes(count))
-  fewest = {}
-  for size in range(count + 1):
-    for some in itertools.combinations(known, size):
-      slots = frozenset(s for node in some for s in range(*node))
-      if len(slots) == sp.size(some):
-        fewest.setdefault(slots, size)
-  for size in range(count + 1):
-    for slots in itertools.combinations(range(count), size):
-      result = tree.nodes(sp.union([(s, s + 1) for s in slots]), count)
-      assert set(result) <= all_nodes(count)
-      assert [s for node in result for s in range(*node)] == list(slots)
-      assert len(result) == fewest[frozenset(slots)]
-
-
 @pytest.mark.parametrize(
   ("rows", "wanted", "message"),
   [
@@ -103,15 +75,3 @@ def test_slots_have_the_fewest_nodes(count):
 def test_nodes_that_do_not_fit_are_refused(rows, wanted, message):
   with pytest.raises(ValueError, match=message):
     tree.additions(rows, wanted)
-
-
-def test_slots_are_counted_from_the_first_sample_of_their_step():
-  data = batches.Batches(64, 12, micro_batch=3, deterministic=True)
-  assert tree.slots(data, ((15, 18), (21, 24), (12, 15))) == ((0, 2), (3, 4))
-  assert tree.nodes_at(data, ((3, 12),)) == ((1, 2), (2, 4))
-
-
-def test_positions_of_two_steps_are_refused():
-  data = batches.Batches(32, 8, micro_batch=2, deterministic=True)
-  with pytest.raises(ValueError, match="not positions of one step"):
-    tree.slots(data, ((4, 10),))

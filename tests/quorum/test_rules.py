@@ -64,20 +64,6 @@ def test_a_sum_of_an_older_step_is_replaced_by_a_larger_one():
   assert {token.replica: token.count for token in tokens} == {1: 1, 2: 3}
 
 
-def test_a_window_is_open_until_it_is_closed():
-  state, decisions = run(
-    started(2, 3, window=True), quorum.Arrive(0, 0), quorum.Arrive(1, 0)
-  )
-  assert (state.step, state.accepted_count) == (0, 2)
-  state, decisions = run(state, quorum.Close(0))
-  assert [m.replica for m in decisions[0].members] == [0, 1]
-  # It was that step's window; the next one has its own.
-  state, _ = run(state, quorum.Arrive(0, 1), quorum.Arrive(1, 1))
-  assert state.step == 1
-  assert run(state, quorum.Close(0)) == (state, ())
-  assert run(state, quorum.Close(1))[0].step == 2
-
-
 @pytest.mark.parametrize("count", [0, -1, True, 1.0])
 def test_a_count_below_one_is_no_event(count):
   with pytest.raises(ValueError, match="count must be a positive integer"):

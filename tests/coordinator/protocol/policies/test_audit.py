@@ -28,35 +28,6 @@ def test_digests_travel_as_bytes():
     audit.unpack(work[:-1])
 
 
-def test_a_gradient_has_a_digest_of_each_slot_that_is_audited():
-  made = audit.Audit(DATA, 0)
-  assert "without the digests" in made.arrived(0, FIRST, {2: RIGHT})
-  assert not made.arrived(0, FIRST, {0: RIGHT})
-  # What belongs to another step is compared with nothing.
-  assert not made.arrived(0, ((8, 10),), {8: RIGHT})
-
-
-def test_a_slot_is_computed_twice_and_by_another_member():
-  made = audited({0: {0: RIGHT}})
-  assert list(made.assign([0, 1, 2], set(), [SECOND])) == [
-    (0, SECOND),
-    (1, FIRST),
-  ]
-  assert not made.is_settled({*range(3)})
-  assert made.wants(FIRST, 1)
-  assert not made.wants(FIRST, 0)
-  both = audited({p: {0: RIGHT, 1: RIGHT} for p in (0, 2)})
-  assert both.is_settled({*range(3)})
-  assert not list(both.assign([2], set(), []))
-
-
-def test_one_more_member_computes_a_slot_on_which_two_differ():
-  made = audited({0: {0: RIGHT, 1: WRONG}, 2: {0: RIGHT, 1: RIGHT}})
-  assert not made.is_settled({*range(3)})
-  assert list(made.assign([2, 3], set(), [])) == [(2, FIRST)]
-  assert not list(made.assign([2, 3], set(), [FIRST]))
-
-
 def test_two_that_agree_decide_who_is_wrong():
   votes = {0: RIGHT, 1: RIGHT}
   assert audited({0: votes, 2: votes}).verdict({*range(3)}) is None
