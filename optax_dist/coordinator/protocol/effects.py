@@ -302,9 +302,8 @@ class WriteJournal(Struct):
 
 
 class Log(Struct):
-  """Logs a line under `optax_dist.coordinator`."""
+  """Logs a warning under `optax_dist.coordinator`."""
 
-  level: Literal["debug", "info", "warning"]
   text: str
 
 

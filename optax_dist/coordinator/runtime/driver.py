@@ -275,7 +275,6 @@ class Driver:
     """What executes each kind of effect; the training loop gets the others."""
     return {
       fx.Send: self._send,
-      fx.SendAll: self._send_all,
       fx.UseRun: self._use_run,
       fx.Connect: lambda effect: self._peers.connect(
         effect.peer, effect.address
@@ -294,9 +293,7 @@ class Driver:
       fx.Resolved: self._resolve,
       fx.Admitted: self._admitted,
       fx.Fail: self._fail_by_core,
-      fx.Log: lambda effect: _log.log(
-        getattr(logging, effect.level.upper()), effect.text
-      ),
+      fx.Log: lambda effect: _log.warning("%s", effect.text),
     }
 
   def _send(self, effect: fx.Send) -> None:
@@ -304,11 +301,6 @@ class Driver:
       phases.reach("joining", self._replica)
     encoded = self._processes.codec.encode(effect.message)
     self._transport.send(effect.peer, [encoded])
-
-  def _send_all(self, effect: fx.SendAll) -> None:
-    encoded = self._processes.codec.encode(effect.message)
-    for peer in effect.peers:
-      self._transport.send(peer, [encoded])
 
   def _use_run(self, effect: fx.UseRun) -> None:
     self._transport.use_run(effect.nonce.encode())

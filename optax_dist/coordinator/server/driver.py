@@ -246,8 +246,8 @@ class Server:
         # The file may be slow, and others wait for the step.
         self._transport.flush()
         self._write(run, note)
-      case fx.Log(level, text):
-        _log.log(getattr(logging, level.upper()), text)
+      case fx.Log(text):
+        _log.warning("%s", text)
       case _:
         raise AssertionError(f"a coordinator has no effect {effect!r}")
 

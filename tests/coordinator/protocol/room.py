@@ -370,7 +370,7 @@ class Room:
       case fx.Aggregate():
         self.rounds[name][effect.round] = effect
       case fx.Log():
-        self.tell(name, f"{effect.level}: {effect.text}")
+        self.tell(name, f"warning: {effect.text}")
       case _ if isinstance(effect, _UNTOLD):
         if isinstance(effect, fx.Release):
           self.rounds[name].pop(effect.round, None)

@@ -108,7 +108,7 @@ class RankZero:
         self._answered(rank, cast(commands.Answer, what), now)
       case _:
         text = f"process {rank} of this replica gives orders: {what}"
-        self._out.append(fx.Log("warning", text))
+        self._out.append(fx.Log(text))
 
   def _answered(self, rank: int, answer: commands.Answer, now: float) -> None:
     """Decides once all processes have answered, or one has failed."""

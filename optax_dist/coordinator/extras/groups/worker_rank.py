@@ -48,7 +48,7 @@ class WorkerRank:
           return self._execute(cast(commands.Effect, message))
         kind = type(message).__name__
         text = f"{peer} sent {kind}, and does not speak for this replica"
-        return [fx.Log("warning", text)]
+        return [fx.Log(text)]
       case msg.Leave(lost=True):
         self.over = True
         return self._report(input_)

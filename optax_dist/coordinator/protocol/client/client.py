@@ -144,7 +144,7 @@ class Client:
       case ins.Received(peer, message):
         self._receive(peer, message, now)
       case ins.Malformed(peer, error):
-        self._out.append(fx.Log("warning", f"{peer} sent nonsense: {error}"))
+        self._out.append(fx.Log(f"{peer} sent nonsense: {error}"))
         self._out.append(fx.Send(peer, msg.Rejected(error)))
         if peer == self._me.coordinator and self._connection.status == "called":
           self._fail("JoinRefused", _unread("its answer can't be read", error))
@@ -211,7 +211,7 @@ class Client:
 
   def _warn_of_coordinator(self, what: str) -> None:
     text = f"the coordinator at {self._me.coordinator_address} {what}"
-    self._out.append(fx.Log("warning", text))
+    self._out.append(fx.Log(text))
 
   def _disconnect(self, reason: str, now: float, removed: bool = False) -> None:
     """Closes the connection, and calls again after a pause."""
@@ -257,7 +257,7 @@ class Client:
     if welcome.anew and not first and not self.applier.belongs_to_run:
       text = "the run goes on from another state than that of step"
       text += f" {self.applier.step}, which replica {self._me.replica!r} has"
-      self._out.append(fx.Log("warning", text))
+      self._out.append(fx.Log(text))
     self.applier.report_state()
     if self.submissions.pending is not None:
       self._arrive()
@@ -281,7 +281,7 @@ class Client:
   ) -> None:
     if isinstance(message, msg.Rejected):
       text = f"{peer} has rejected a message: {message.reason}"
-      self._out.append(fx.Log("warning", text))
+      self._out.append(fx.Log(text))
       if peer == self._me.coordinator and self._connection.status == "called":
         text = _unread("it can't read the call", message.reason)
         self._fail("JoinRefused", text)
@@ -291,9 +291,7 @@ class Client:
     ):
       kind = type(message).__name__
       text = f"{kind} of a process that is no coordinator"
-      self._out.append(
-        fx.Log("warning", f"{peer} sent a forged message: {text}")
-      )
+      self._out.append(fx.Log(f"{peer} sent a forged message: {text}"))
       self._out.append(fx.Send(peer, msg.Rejected(text)))
       return
     self._connection.note_message(message, now)
@@ -330,7 +328,7 @@ class Client:
       case msg.Stalled(step, waited, missing):
         self._connection.missing = missing
         text = f"step {step} has taken {waited:.1f} s so far: {missing}"
-        self._out.append(fx.Log("warning", text if waited else missing))
+        self._out.append(fx.Log(text if waited else missing))
       case msg.Refused(reason, again):
         if again:
           self._fail("CoordinatorError", reason, final=False)
@@ -378,7 +376,6 @@ class Client:
       return
     self._out.append(
       fx.Log(
-        "warning",
         f"replica {self._me.replica!r} was removed ({reason}); it joins again",
       )
     )

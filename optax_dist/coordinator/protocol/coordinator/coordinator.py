@@ -100,7 +100,7 @@ class Coordinator:
       case ins.Malformed(peer, error):
         self._bad += 1
         text = f"bad message {self._bad}, of {peer}: {error}"
-        self._out.add(fx.Log("warning", text))
+        self._out.add(fx.Log(text))
         self._out.send(peer, msg.Rejected(error))
       case _:
         if self._run is not None:
@@ -132,7 +132,7 @@ class Coordinator:
       journal_events.Run(journal_events.VERSION, "", began.start.step)
     )
     if again:
-      self._out.add(fx.Log("warning", text))
+      self._out.add(fx.Log(text))
       self._continue("the run begins again", now)
     else:
       self._make_run(now)
@@ -156,7 +156,7 @@ class Coordinator:
       f" run, and by its log this one is {history.epoch}: the log that it has"
       " followed is lost, or another run has this address"
     )
-    self._out.add(fx.Log("warning", text))
+    self._out.add(fx.Log(text))
     self._out.send(peer, msg.Refused(text, again=True))
     return False
 

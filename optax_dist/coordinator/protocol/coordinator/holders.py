@@ -115,7 +115,7 @@ class Holders:
       f"nobody who is here has the state of step {step}: waiting for replica"
       f" {names}, which may have it, for {limit:g} s at most"
     )
-    self._out.add(fx.Log("warning", text))
+    self._out.add(fx.Log(text))
     self._out.notify_all(self._members, msg.Stalled(step, now - since, text))
 
   def _may_have(self, lost: Departed, step: int) -> bool:

@@ -40,7 +40,6 @@ from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
   Evict,
   Fail,
-  Finished,
 )
 from optax_dist.coordinator.protocol.coordinator.steps.steps import Steps
 from optax_dist.coordinator.protocol.entries import (
@@ -209,9 +208,7 @@ class Run:
       case _:
         kind = type(message).__name__
         text = f"{kind} is not for a coordinator"
-        self._out.add(
-          fx.Log("warning", f"{peer} sent a forged message: {text}")
-        )
+        self._out.add(fx.Log(f"{peer} sent a forged message: {text}"))
         self._out.send(peer, msg.Rejected(text))
 
   # Calls.
@@ -322,7 +319,7 @@ class Run:
 
   def _warn_all(self, text: str) -> None:
     """Says what differs; to members only as long as they may be wrong."""
-    self._out.add(fx.Log("warning", text))
+    self._out.add(fx.Log(text))
     if self._history.has_no_commits:
       stalled = msg.Stalled(self._steps.step, 0.0, text)
       self._out.notify_all(self._members, stalled)
@@ -398,7 +395,7 @@ class Run:
         f" {hello.start.step}, which is not used: the run is at step {step}, and"
         f" began from step {self._history.origin.step}"
       )
-      self._out.add(fx.Log("warning", text))
+      self._out.add(fx.Log(text))
     self._out.note(
       journal_events.Join(
         member.replica, step, member.incarnation, member.address
@@ -505,10 +502,13 @@ class Run:
 
   def _end(self) -> None:
     """Ends the run once all have the final state, or after a while."""
-    since = self._ends_since
-    if since is None or self._is_over:
+    if not self._steps.ruling.state.finished or self._is_over:
       return
-    step = self._steps.step
+    if self._ends_since is None:
+      # The end waits for replicas that are behind.
+      self._ends_since = self._now
+      self._steps.end()
+    since, step = self._ends_since, self._steps.step
     late = [s for s in self._members if not s.has(step)]
     for state in late:
       self._snapshots.request_report(state, step)
@@ -590,11 +590,6 @@ class Run:
           why = difference(self._config.job, hello.job)
           reason += f" Replica {hello.replica!r} has called, but {why}."
         self._record_end(reason, error)
-      case Finished():
-        if self._ends_since is None:
-          # The end waits for replicas that are behind.
-          self._ends_since = self._now
-          self._steps.end()
 
 
 def _taken(replica: ReplicaId) -> msg.Refused:

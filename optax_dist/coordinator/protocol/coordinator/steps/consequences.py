@@ -22,10 +22,4 @@ class Fail(NamedTuple):
   error: Literal["CoordinatorError", "Diverged"] = "CoordinatorError"
 
 
-class Finished(NamedTuple):
-  """No more steps are taken."""
-
-  reason: str = ""
-
-
-Consequence: TypeAlias = Evict | Fail | Finished
+Consequence: TypeAlias = Evict | Fail

@@ -59,4 +59,4 @@ class NotFinite:
     )
     if self._policy.is_blocked(member.incarnation):
       text += "; it gets no more samples that others can take"
-    self._out.add(fx.Log("warning", text))
+    self._out.add(fx.Log(text))

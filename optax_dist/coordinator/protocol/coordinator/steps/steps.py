@@ -27,7 +27,6 @@ from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
   Evict,
   Fail,
-  Finished,
 )
 from optax_dist.coordinator.protocol.coordinator.steps.gradients import (
   Arrival,
@@ -254,7 +253,6 @@ class Steps:
             why = f"The run cannot go on: {decision}"
             self.consequences.append(Fail(why))
         case quorum.Finished():
-          self.consequences.append(Finished())
           return
         case _:
           assert_never(decision)
