@@ -30,8 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from optax_dist.quorum import rules
-from optax_dist.quorum import state as _state
 from optax_dist.quorum.arguments import (
   accepts,
   check_sync_arguments,
@@ -60,7 +58,8 @@ from optax_dist.quorum.events import (
   StartRound,
   Token,
 )
-from optax_dist.quorum.state import Config, Missing, State, needed
+from optax_dist.quorum.rules import step
+from optax_dist.quorum.state import Config, Missing, State, missing, needed
 
 __all__ = [
   "Abandon",
@@ -148,38 +147,7 @@ def init(
       f"max_staleness must be 0 for an exact number of gradients, got {late}."
     )
   config = Config(k, n, late, weight, lower_on_leave, two_phase, exact, window)
-  return _state.init(config, global_step)
-
-
-def step(state: State, event: Event) -> tuple[State, tuple[Decision, ...]]:
-  """Applies one event.
-
-  The same state and event always give the same result, and the old state stays
-  usable. An event copies the table of the replicas, so it costs O(n) in their
-  number.
-
-  Args:
-    state: from `init`, or from an earlier `step`.
-    event: the event.
-
-  Returns:
-    The next state and the decisions, in the order they take effect.
-
-  Raises:
-    ValueError: the event is impossible: a count below 1.
-  """
-  return rules.step(state, event)
-
-
-def missing(state: State) -> Missing:
-  """The replicas that the current step waits for, by what is missing; O(n).
-
-  Example:
-    >>> state, _ = step(init(2), Join(1))
-    >>> missing(state)
-    Missing(computing=(1,), absent=(0,))
-  """
-  return _state.missing(state)
+  return State(config, global_step, awaited=n)
 
 
 def inverse_staleness(staleness: int) -> float:

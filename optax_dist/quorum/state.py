@@ -327,13 +327,15 @@ class Missing(NamedTuple):
   absent: tuple[ev.Replica, ...]
 
 
-def init(config: Config, global_step: int) -> State:
-  """The state before any replica has joined."""
-  return State(config, global_step, awaited=config.total_num_replicas)
-
-
 def missing(state: State) -> Missing:
-  """The replicas that the current step waits for, in order; O(n)."""
+  """The replicas that the current step waits for, by what is missing; O(n).
+
+  Example:
+    >>> from optax_dist import quorum
+    >>> state, _ = quorum.step(quorum.init(2), quorum.Join(1))
+    >>> missing(state)
+    Missing(computing=(1,), absent=(0,))
+  """
   known = state.replicas
   computing = (r for r, m in known.items() if m.requested)
   lost = (r for r, m in known.items() if not m.live)

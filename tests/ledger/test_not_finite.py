@@ -149,3 +149,23 @@ def test_a_bad_replica_alone_gives_nothing_up_while_another_one_may_come():
     drop = ledger.Drop(0, leases[-1].spans, finite=False)
     state, leases = ledger.step(state, drop, ledger.Ask(0))
   assert sp.size(state.abandoned) == 40
+
+
+def test_a_bad_replica_gets_only_what_others_compute_until_it_is_good():
+  state = ledger.init(ledger.Batches(40, 1, shuffle=False), 1)
+  state, leases = ledger.step(state, BOTH, ledger.Ask("b"), ledger.Ask("a"))
+  theirs, own = leases
+  for _ in range(3):
+    drop = ledger.Drop("a", own.spans, finite=False)
+    state, (own,) = ledger.step(state, drop, ledger.Ask("a"))
+  assert own.spans == theirs.spans
+  assert ledger.is_blocked(state, "a")
+  assert not ledger.is_blocked(state, "b")
+  # The other one was faster, but it is good again.
+  state, _ = ledger.step(state, ledger.Accept("b", theirs.spans))
+  state, _ = ledger.step(state, ledger.Commit((("b", theirs.spans),)))
+  ask = ledger.Ask("b")
+  state, (theirs,) = ledger.step(state, ledger.Drop("a", ((0, 1),), True), ask)
+  state, (own,) = ledger.step(state, ledger.Ask("a"))
+  assert not ledger.is_blocked(state, "a")
+  assert not sp.overlap(own.spans, theirs.spans)

@@ -68,10 +68,3 @@ def test_a_sum_of_an_older_step_is_replaced_by_a_larger_one():
 def test_a_count_below_one_is_no_event(count):
   with pytest.raises(ValueError, match="count must be a positive integer"):
     run(started(1, 1), quorum.Arrive(0, 0, count=count))
-
-
-def test_a_run_that_can_not_go_on_after_a_commit_says_so():
-  both = (quorum.Arrive(replica, 0) for replica in range(2))
-  _, decisions = run(started(2, 2), *both, quorum.Leave(0))
-  told = [d for d in decisions if isinstance(d, quorum.CannotProceed)]
-  assert [decision.final for decision in told] == [True]

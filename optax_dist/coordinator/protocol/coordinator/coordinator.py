@@ -77,6 +77,7 @@ class Coordinator:
     match input_:
       case ins.Started():
         self._start(now)
+        return
       case ins.Received(peer, message):
         self._connected.add(peer)
         if isinstance(message, msg.Hello):
@@ -87,24 +88,17 @@ class Coordinator:
           if self._run is None:
             self._begin(Began(message.start, message.job), now)
           self._recover(peer, message, now)
-        if self._run is not None:
-          self._run.handle(peer, message, now)
-      case ins.PeerLost(peer, how, reason):
+      case ins.PeerLost(peer):
         self._connected.discard(peer)
-        if self._run is not None:
-          self._run.lost(peer, how, reason, now)
       case ins.NeverJoined():
         self._never_joined = input_
-        if self._run is not None:
-          self._run.never_joined(input_, now)
       case ins.Malformed(peer, error):
         self._bad += 1
         text = f"bad message {self._bad}, of {peer}: {error}"
         self._out.add(fx.Log(text))
         self._out.send(peer, msg.Rejected(error))
-      case _:
-        if self._run is not None:
-          self._run.time_passed(now)
+    if self._run is not None:
+      self._run.step(input_, now)
 
   def _start(self, now: float) -> None:
     """Begins another epoch: whatever came before is in the log."""
@@ -196,4 +190,4 @@ class Coordinator:
     config = self._configure(self.history.job)
     self._run = Run(config, self.history, self._out, now)
     if self._never_joined.replicas:
-      self._run.never_joined(self._never_joined, now)
+      self._run.step(self._never_joined, now)

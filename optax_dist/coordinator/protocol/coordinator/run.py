@@ -18,7 +18,8 @@ from typing import Literal
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import inputs, journal_events
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.coordinator.comparison import (
@@ -54,6 +55,7 @@ from optax_dist.coordinator.protocol.entries import (
   run_id,
 )
 from optax_dist.coordinator.protocol.history import History
+from optax_dist.coordinator.protocol.inputs import Input
 
 # Messages after which a member waits as before.
 _WAIT_NO_LESS = frozenset((msg.SubmitGradient, msg.Done))
@@ -98,56 +100,23 @@ class Run:
     self._steps.at(now)
     self._steps.begin(until)
 
-  def handle(self, peer: Process, message: msg.Message, now: float) -> None:
-    """Handles a message."""
-    self._at(now)
-    if type(message) not in _WAIT_NO_LESS:
-      self._members.changed()
-    self._receive(peer, message)
-    self._run_pending()
-
-  def lost(self, peer: Process, how: str, reason: str, now: float) -> None:
-    """Handles the loss of a connection."""
-    self._at(now)
-    self._comparison.calls.pop(peer, None)
-    self._holders.lost(peer, how, now)
-    self._addresses.pop(peer, None)
-    state = self._members.of_process(peer)
-    if state is not None and state.is_connected:
-      # Nobody is there to be told, or on another connection, which has to stay.
-      state.until = now
-      self._remove(state, f"its connection was lost: {reason}")
-    self._run_pending()
-
-  def never_joined(self, report: inputs.NeverJoined, now: float) -> None:
-    """Counts replicas as lost that have ended before they joined.
-
-    If they are needed and do not start again, nobody waits for them: before the
-    first step there is nothing to lose.
-    """
-    self._at(now)
-    for process in report.ended_members:
-      member = self._members.of_process(process)
-      if member is not None:
-        self._remove(member, "its process has ended")
-    self._steps.never_joined(report.replicas)
-    enough = self._steps.ruling.can_be_enough
-    if report.given_up and self._history.has_no_commits and not enough:
-      text = f"The run needs replicas that have never joined: {report.given_up}"
-      self._record_end(text, "CoordinatorError")
-    self._run_pending()
-
-  def time_passed(self, now: float) -> None:
-    """Does what is due."""
-    self._at(now)
-    self._run_pending()
-
-  def _at(self, now: float) -> None:
+  def step(self, input_: Input, now: float) -> None:
+    """Handles an input, and does what is due."""
     self._now = now
     self._steps.at(now)
+    match input_:
+      case ins.Received(peer, message):
+        if type(message) not in _WAIT_NO_LESS:
+          self._members.changed()
+        self._receive(peer, message)
+      case ins.PeerLost(peer, how, reason):
+        self._lost(peer, how, reason)
+      case ins.NeverJoined():
+        self._never_joined(input_)
+    self._run_pending()
 
   def deadline(self) -> float:
-    """When `time_passed` must be called, at the latest."""
+    """When `step` must be called, at the latest."""
     if self._is_over:
       return math.inf
     times = self._steps.deadlines()
@@ -163,6 +132,33 @@ class Run:
       if state.leaving is not None:
         times.append(state.leaving[1] + self._config.deadlines.transfer)
     return min(times)
+
+  def _lost(self, peer: Process, how: str, reason: str) -> None:
+    """Handles the loss of a connection."""
+    self._comparison.calls.pop(peer, None)
+    self._holders.lost(peer, how, self._now)
+    self._addresses.pop(peer, None)
+    state = self._members.of_process(peer)
+    if state is not None and state.is_connected:
+      # Nobody is there to be told, or on another connection, which has to stay.
+      state.until = self._now
+      self._remove(state, f"its connection was lost: {reason}")
+
+  def _never_joined(self, report: ins.NeverJoined) -> None:
+    """Counts replicas as lost that have ended before they joined.
+
+    If they are needed and do not start again, nobody waits for them: before the
+    first step there is nothing to lose.
+    """
+    for process in report.ended_members:
+      member = self._members.of_process(process)
+      if member is not None:
+        self._remove(member, "its process has ended")
+    self._steps.never_joined(report.replicas)
+    enough = self._steps.ruling.can_be_enough
+    if report.given_up and self._history.has_no_commits and not enough:
+      text = f"The run needs replicas that have never joined: {report.given_up}"
+      self._record_end(text, "CoordinatorError")
 
   # Messages.
 
