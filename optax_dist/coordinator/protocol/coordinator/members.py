@@ -35,6 +35,7 @@ class MemberState:
     reported: the step of the last `Report` to it.
     start: the state that it had when it called.
     not_finite: how many gradients in a row were not finite.
+    named_at: how many there were when that was said last; 0 if it was not.
     rival: the last process that has called with the id of its replica.
   """
 
@@ -50,6 +51,7 @@ class MemberState:
   reported: int = -1
   start: Start = dataclasses.field(default_factory=Start)
   not_finite: int = 0
+  named_at: int = 0
   rival: Process = ""
 
   @property

@@ -23,6 +23,7 @@ from optax_dist.coordinator.protocol.coordinator.members import (
   MemberState,
 )
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.coordinator.steps import not_finite
 from optax_dist.coordinator.protocol.coordinator.steps.consequences import (
   Consequence,
   Evict,
@@ -33,9 +34,6 @@ from optax_dist.coordinator.protocol.coordinator.steps.gradients import (
   Gradients,
 )
 from optax_dist.coordinator.protocol.coordinator.steps.intake import Intake
-from optax_dist.coordinator.protocol.coordinator.steps.not_finite import (
-  NotFinite,
-)
 from optax_dist.coordinator.protocol.coordinator.steps.rounds import Rounds
 from optax_dist.coordinator.protocol.coordinator.steps.ruling import Ruling
 from optax_dist.coordinator.protocol.coordinator.steps.stall import Stall
@@ -90,7 +88,6 @@ class Steps:
       out,
     )
     self._stall = Stall(config.rules, self.rounds, members, out)
-    self._not_finite = NotFinite(members, policy, out)
 
   def begin(self, until: float) -> None:
     """Continues with the members of the log; see `Ruling.begin`."""
@@ -148,7 +145,10 @@ class Steps:
     if why:
       self.consequences.append(Fail(why))
     self._swap()
-    self._not_finite.check(self.step)
+    for state in self._members:
+      if state.not_finite:
+        is_blocked = self.policy.is_blocked(state.member.incarnation)
+        not_finite.name(state, self.step, is_blocked, self._out)
 
   def _audited(self, verdict: Verdict) -> None:
     """Evicts members whose gradients are wrong, or ends the run."""
@@ -261,7 +261,8 @@ class Steps:
   def _accept(self, arriving: Arrival) -> None:
     incarnation, message = arriving.incarnation, arriving.message
     self.gradients.accepted[incarnation] = arriving
-    self._members[incarnation].not_finite = 0
+    state = self._members[incarnation]
+    state.not_finite = state.named_at = 0
     if self.policy.accepted(incarnation, message):
       self.intake.call(message.local_step)
     waits = self.policy.has_begun(message.local_step)
@@ -277,7 +278,7 @@ class Steps:
     if self.policy.has_begun(self.step):
       self._stall.waits()
     if reason == quorum.Reason.NON_FINITE:
-      self._not_finite.delivered(state, count)
+      state.not_finite += count
       self.intake.not_finite()
 
   def _swap(self) -> None:
