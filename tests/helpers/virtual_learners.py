@@ -194,7 +194,7 @@ class VirtualLearners:
       return
     if self._closes == math.inf:
       window = rules.grace_window(
-        self.strategy.rules,
+        self.strategy.fragments,
         [self._seconds[i] for i in live],
         0.0 if self._began is None else self.now - self._began,
         self._merge_seconds,

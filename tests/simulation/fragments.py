@@ -18,7 +18,7 @@ from optax_dist.coordinator.extras.decoupled_diloco.rounds import (
   MakeRounds,
   Work,
 )
-from optax_dist.coordinator.protocol.entries import Committed
+from optax_dist.coordinator.protocol.entries import Committed, Fragments
 from tests.simulation import faults
 from tests.simulation.invariants import Checker
 from tests.simulation.world import Process, World
@@ -96,7 +96,7 @@ def schedule(seed: int, steps: int = 12) -> faults.Schedule:
   found = faults.schedule(seed, steps)
   setting = found.setting
   needed = min(setting.needed, setting.replicas)
-  numbers = rules.Config(
+  numbers = Fragments(
     fragments=2,
     period=2 * _TURN,
     overlap=r.choice((0, 1, 4)),
@@ -119,7 +119,7 @@ def _damaged(found: faults.Schedule, r: random.Random) -> faults.Schedule:
   needed = setting.replicas - 1
   slow = r.randrange(setting.replicas)
   times = (2.0 if index == slow else 0.1 for index in range(8))
-  numbers = rules.Config(fragments=2, period=2 * _TURN, overlap=4, safety=1.0)
+  numbers = Fragments(fragments=2, period=2 * _TURN, overlap=4, safety=1.0)
   setting = dataclasses.replace(
     setting,
     needed=needed,

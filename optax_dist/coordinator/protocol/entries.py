@@ -208,13 +208,22 @@ class Rules(Struct):
 
 
 class Fragments(Struct):
-  """The rules of Decoupled DiLoCo, see its `rules.Config`."""
+  """The rules of Decoupled DiLoCo.
+
+  Attributes:
+    fragments: the number of fragments.
+    period: the fastest learner's steps between two rounds of a fragment.
+    overlap: steps that a learner trains on before it mixes in a merge.
+    safety: the share of the slack that the grace window may use, from 0 to 1.
+    max_staleness: how many rounds of its fragment a contribution may have missed;
+      it is carried into the next one, with a lower weight.
+  """
 
   fragments: Positive
   period: Positive
-  overlap: Natural
-  safety: Finite
-  max_staleness: Natural
+  overlap: Natural = 1
+  safety: Finite = 0.8
+  max_staleness: Natural = 1
 
 
 class Job(Struct):

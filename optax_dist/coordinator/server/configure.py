@@ -29,18 +29,7 @@ def config_of(job: Job) -> Config:
   if job.fragments is not None:
     # Optional: few runs need it.
     rounds = importlib.import_module(f"{_DILOCO}.rounds")
-    rules = importlib.import_module(f"{_DILOCO}.rules")
-
-    fragments = job.fragments
-    policy = rounds.MakeRounds(
-      rules.Config(
-        fragments.fragments,
-        fragments.period,
-        fragments.overlap,
-        fragments.safety,
-        fragments.max_staleness,
-      )
-    )
+    policy = rounds.MakeRounds(job.fragments)
   if job.rules.inline_bytes is None:
     return Config(job, None, policy)
 

@@ -16,7 +16,11 @@ from optax_dist import quorum
 from optax_dist.coordinator.extras.decoupled_diloco import rules
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.codec import Finite, Natural, Positive
-from optax_dist.coordinator.protocol.entries import Incarnation, Part
+from optax_dist.coordinator.protocol.entries import (
+  Fragments,
+  Incarnation,
+  Part,
+)
 from optax_dist.coordinator.protocol.messages import SubmitGradient
 from optax_dist.coordinator.protocol.policies.policy import (
   GradientCheck,
@@ -58,7 +62,7 @@ class MakeRounds:
     config: the configuration of the rules.
   """
 
-  config: rules.Config
+  config: Fragments
 
   def __call__(self, timeout: float) -> Rounds:
     """The policy of a coordinator without an open round.
@@ -76,7 +80,7 @@ class Rounds(Policy):
   A contribution before the turn of its round waits for no one.
   """
 
-  def __init__(self, config: rules.Config, begin_timeout: float):
+  def __init__(self, config: Fragments, begin_timeout: float):
     """Starts without an open round.
 
     Args:

@@ -16,36 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from optax_dist.coordinator.protocol.entries import Fragments
 
 
-class Config(NamedTuple):
-  """The configuration of a run.
-
-  Attributes:
-    fragments: the number of fragments.
-    period: the fastest learner's steps between two rounds of a fragment.
-    overlap: steps that a learner trains on before it mixes in a merge.
-    safety: the share of the slack that the grace window may use, from 0 to 1.
-    max_staleness: how many rounds of its fragment a contribution may have missed;
-      it is carried into the next one, with a lower weight.
-  """
-
-  fragments: int
-  period: int
-  overlap: int = 1
-  safety: float = 0.8
-  max_staleness: int = 1
-
-
-def turn(config: Config, fragment: int) -> int:
+def turn(config: Fragments, fragment: int) -> int:
   """A learner's steps between the turns of the previous fragment and this one.
 
   All fragments together take one period, so that their turns are spread over
   it, as in ``streaming_updates``.
 
   Example:
-    >>> [turn(Config(fragments=3, period=10), fragment) for fragment in range(3)]
+    >>> [turn(Fragments(fragments=3, period=10), fragment) for fragment in range(3)]
     [3, 3, 4]
   """
   at = lambda n: n * config.period // config.fragments
@@ -81,7 +63,7 @@ def shares(contributions: Iterable[tuple[int, int, int]]) -> list[float]:
 
 
 def grace_window(
-  config: Config,
+  config: Fragments,
   step_seconds: Iterable[float],
   waited: float,
   merge_seconds: float,
@@ -95,7 +77,7 @@ def grace_window(
     merge_seconds: estimated time of the merge.
 
   Example:
-    >>> config = Config(fragments=2, period=4, overlap=2, safety=0.5)
+    >>> config = Fragments(fragments=2, period=4, overlap=2, safety=0.5)
     >>> grace_window(config, [1.0, 3.0], waited=0.5, merge_seconds=0.5)
     0.5
   """

@@ -76,8 +76,7 @@ class DecoupledDiloco(strategy.Strategy):
     fragments are those of Douillard et al. 2025, Streaming DiLoCo.
 
   Attributes:
-    rules: the rules' configuration.
-    fragments: see `Strategy`.
+    fragments: the rules' configuration; see `Strategy`.
   """
 
   name = "decoupled_diloco"
@@ -89,7 +88,7 @@ class DecoupledDiloco(strategy.Strategy):
     self,
     inner: optax.GradientTransformation,
     quorum: strategy.Quorum,
-    rules: dd.Config,
+    fragments: Fragments,
     *,
     outer_optimizer: optax.GradientTransformation | None = None,
     alpha: float = 0.25,
@@ -108,8 +107,8 @@ class DecoupledDiloco(strategy.Strategy):
         "decoupled DiLoCo has an option of its own for what is late:"
         f" max_staleness= of the strategy; got {quorum!r}."
       )
-    self.quorum, self.rules = quorum, rules
-    self.fragments = Fragments(*rules)
+    self.quorum = quorum
+    self.fragments: Fragments = fragments
     self._radial = merge == "radial"
     self._init = strategy.initialized_by(inner)
     self._update = strategy.applied_by(inner)
@@ -125,7 +124,7 @@ class DecoupledDiloco(strategy.Strategy):
   def shared(self, params: Any) -> strategy.SharedState:
     """The initial shared state."""
     leaves = jax.tree.leaves(params)
-    self._leaves = parts.balanced_fragments(params, self.rules.fragments)
+    self._leaves = parts.balanced_fragments(params, self.fragments.fragments)
     outer = tuple(
       self._outer.init(tuple(leaves[i] for i in own)) for own in self._leaves
     )
@@ -152,7 +151,7 @@ class DecoupledDiloco(strategy.Strategy):
   ) -> LearnerState:
     """The state of a learner that has just joined."""
     params, round_ = shared.params, int(shared.opt_state.round)
-    none = np.zeros(self.rules.fragments, int)
+    none = np.zeros(self.fragments.fragments, int)
     if inner_state is None:
       inner_state = self._init(params)
     return LearnerState(
@@ -164,7 +163,7 @@ class DecoupledDiloco(strategy.Strategy):
       tokens=none,
       local_step=0,
       contributed_at=0,
-      begins_at=dd.turn(self.rules, round_ % self.rules.fragments),
+      begins_at=dd.turn(self.fragments, round_ % self.fragments.fragments),
       missed=0,
     )
 
@@ -211,7 +210,7 @@ class DecoupledDiloco(strategy.Strategy):
 
   def fragment(self, local: LearnerState) -> int:
     """The fragment of the open round."""
-    return local.round % self.rules.fragments
+    return local.round % self.fragments.fragments
 
   def contribute(
     self,
@@ -260,7 +259,7 @@ class DecoupledDiloco(strategy.Strategy):
       local: the learner's state.
       merged: whether its contribution was merged, in round `local.round`.
     """
-    rules, round_ = self.rules, int(shared.opt_state.round)
+    rules, round_ = self.fragments, int(shared.opt_state.round)
     versions = self._versions(round_)
     late = versions - local.taken
     mine = np.arange(rules.fragments) == self.fragment(local)
@@ -289,7 +288,7 @@ class DecoupledDiloco(strategy.Strategy):
 
   def _versions(self, round_: int) -> np.ndarray:
     """How often each fragment was merged in this many rounds."""
-    n = self.rules.fragments
+    n = self.fragments.fragments
     return (round_ - np.arange(n) + n - 1) // n
 
   def _of(self, fragment: int, tree: Any) -> tuple[Any, ...]:
@@ -340,9 +339,10 @@ class DecoupledDiloco(strategy.Strategy):
     self, shared: strategy.SharedState, mean: Any
   ) -> strategy.SharedState:
     mean = strategy.owned(mean, self.exchanged(shared.params))
-    fragment = shared.opt_state.round % self.rules.fragments
+    fragment = shared.opt_state.round % self.fragments.fragments
     merges = [
-      functools.partial(self._merged, i) for i in range(self.rules.fragments)
+      functools.partial(self._merged, i)
+      for i in range(self.fragments.fragments)
     ]
     return jax.lax.switch(fragment, merges, shared, mean)
 
@@ -425,7 +425,7 @@ def decoupled_diloco(
   return lambda opt, quorum: DecoupledDiloco(
     opt,
     quorum,
-    dd.Config(fragments, period, overlap, safety, max_staleness),
+    Fragments(fragments, period, overlap, safety, max_staleness),
     outer_optimizer=outer_optimizer,
     alpha=alpha,
     merge=merge,

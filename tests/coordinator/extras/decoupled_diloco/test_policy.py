@@ -19,6 +19,7 @@ from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
 from optax_dist.coordinator.protocol.entries import (
   Committed,
   Ended,
+  Fragments,
   Job,
   Rules,
   Start,
@@ -67,7 +68,7 @@ class Driven:
 def rounds(replicas=3, quorum=2, **numbers):
   """A coordinator and all replicas; contributions are sent inline."""
   driven = Driven(
-    MakeRounds(rules.Config(2, 4, **numbers)),
+    MakeRounds(Fragments(2, 4, **numbers)),
     replicas_to_aggregate=quorum,
     total_num_replicas=replicas,
   )

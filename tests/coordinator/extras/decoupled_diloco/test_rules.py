@@ -3,16 +3,17 @@
 import pytest
 
 from optax_dist.coordinator.extras.decoupled_diloco import rules
+from optax_dist.coordinator.protocol.entries import Fragments
 
 
 def test_turns_are_spread_over_the_period():
-  config = rules.Config(fragments=3, period=10)
+  config = Fragments(fragments=3, period=10)
   assert [rules.turn(config, i) for i in range(3)] == [3, 3, 4]
 
 
 def test_the_grace_window_is_a_share_of_the_fastest_learners_slack():
   """0.5 * (3 steps of 2 s - 1 s until the quorum - 1.5 s of merging)."""
-  config = rules.Config(fragments=1, period=4, overlap=3, safety=0.5)
+  config = Fragments(fragments=1, period=4, overlap=3, safety=0.5)
   assert rules.grace_window(config, [2.0, 4.0], 1.0, 1.5) == 0.5 * 3.5
   assert rules.grace_window(config, [2.0, 4.0], 9.0, 1.5) == 0.0
   assert rules.grace_window(config, [], 0.0, 0.0) == 0.0
