@@ -151,7 +151,6 @@ class _Replica:
   left: bool = False
   # Ever.
   has_joined: bool = False
-  has_ended: bool = False
   # Whether it has failed by itself, and was not killed.
   fails: bool = False
   # The first of its failures in a row, and when it came.
@@ -186,7 +185,7 @@ class Supervisor:
     # Those of replicas that took part, after the run.
     self._codes: list[int] = []
     self._start = 0.0
-    self._has_asked = self._has_ended = False
+    self._asks_at, self._has_ended = math.inf, False
     # Restarts since the last hour without a failure, and the last failure.
     self._restarts = 0
     self._failed_at = -math.inf
@@ -197,7 +196,8 @@ class Supervisor:
     return frozenset(
       number
       for number, replica in self._replicas.items()
-      if replica.has_ended and not replica.has_joined
+      if not replica.has_joined
+      and (replica.restarts or replica.state is not State.RUNNING)
     )
 
   @property
@@ -216,7 +216,7 @@ class Supervisor:
 
   def start(self, now: float) -> list[Effect]:
     """The first effects: start all replicas."""
-    self._start = now
+    self._start, self._asks_at = now, now + _USUALLY_JOINED
     for replica in self._replicas.values():
       replica.began = now
     return [StartReplica(number, 0) for number in self._replicas]
@@ -251,7 +251,6 @@ class Supervisor:
   def ended(self, end: ReplicaEnded, now: float) -> list[Effect]:
     """A replica's processes have ended."""
     replica = self._replicas[end.replica]
-    replica.has_ended = True
     if not end.code:
       reason = _ended_with_0(end, replica)
       end = dataclasses.replace(end, reason=reason)
@@ -301,9 +300,9 @@ class Supervisor:
 
   def _ask(self, now: float) -> list[Effect]:
     """Asks once about a job in which nobody has joined."""
-    if self._has_asked or now - self._start < _USUALLY_JOINED:
+    if now < self._asks_at:
       return []
-    self._has_asked = True
+    self._asks_at = math.inf
     if self.over or any(r.has_joined for r in self._replicas.values()):
       return []
     return [Say(f"after {now - self._start:.0f} s {_NOBODY}")]

@@ -110,6 +110,13 @@ def test_two_hosts_that_differ_both_end_and_name_both(job):
     assert "starts again" not in text()
 
 
+def test_a_name_that_can_not_be_resolved_is_named(job):
+  job.address = "nowhere.invalid:29300"
+  wrong = job.launch(1, flags=("--restarts", 0))
+  _ends(1, wrong)
+  assert "name 'nowhere.invalid' can't be resolved" in wrong[1]()
+
+
 def test_another_secret_ends_that_launcher_at_once(job):
   first, text = job.launch(0)
   _joined(text)

@@ -27,17 +27,6 @@ def _job(environ=None, journal=None, **given):
   return job.Job(argparse.Namespace(**args), journal, environ or {})
 
 
-def test_of_one_host():
-  made = _job(num_replicas=4, replicas_to_aggregate=3)
-  assert (made.placement.replicas, made.needed) == (4, 3)
-  assert (made.node.rank, made.node.count) == (0, 1)
-  assert made.settings.replicas_to_aggregate == 3
-  assert made.settings.secret is None  # The launcher makes one.
-  assert _job(num_replicas=2, replicas_to_aggregate=8).needed == 2
-  few = _job(num_replicas=4, replicas_to_aggregate=3, min_replicas=2)
-  assert (few.needed, few.settings.min_replicas) == (2, 2)
-
-
 def test_of_several_hosts():
   made = _job(_HOSTS | _SECRET)
   assert (made.placement.replicas, made.node.rank, made.node.count) == (2, 1, 2)

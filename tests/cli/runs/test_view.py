@@ -3,7 +3,6 @@
 import importlib.resources
 import json
 import re
-import time
 
 import pytest
 import run_journals
@@ -24,19 +23,6 @@ def _state(*records):
 
 def _commit(step, at, *members):
   return {"kind": "commit", "time": at, "step": step, "members": list(members)}
-
-
-def test_the_timeline_has_the_last_minute_only(monkeypatch):
-  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-  shown = _shown(
-    *(
-      _commit(step, step + 1.0, run_journals.member(0, step, 0.0, 1.0))
-      for step in range(200)
-    )
-  )
-  spans = shown.state()["spans"]
-  assert min(span["end"] for span in spans) == 200 - view.WINDOW
-  assert len(spans) == view.WINDOW + 1
 
 
 def test_the_page_finds_all_that_it_shows(tmp_path):

@@ -1,6 +1,5 @@
 """The ``watch`` command."""
 
-import json
 import sys
 import threading
 
@@ -103,18 +102,6 @@ def test_a_missing_journal_is_an_error(tmp_path, capsys):
 def test_an_invalid_port_is_refused(path, port, capsys):
   assert main.main(["watch", str(path), "--web", port]) == 2
   assert "from 0 to 65535" in capsys.readouterr().err
-
-
-def test_a_run_of_two_records_is_shown(tmp_path, capsys):
-  path = tmp_path / "run.jsonl"
-  run = {"kind": "run", "time": 0, "version": 1, "strategy": "s", "step": 0}
-  member = {"replica": 0, "local_step": 0, "count": 1}
-  member |= {"staleness": 0, "weight": 1.0}
-  commit = {"kind": "commit", "time": 1, "step": 0, "round": 0}
-  commit |= {"members": [member]}
-  path.write_text(f"{json.dumps(run)}\n{json.dumps(commit)}\n")
-  assert main.main(["watch", str(path), "--once"]) == 0
-  assert "step 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("more", [["--once"], []])

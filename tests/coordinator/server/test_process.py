@@ -13,7 +13,6 @@ import waiting
 
 from optax_dist import coordinator
 from optax_dist.coordinator.server import process
-from tests.coordinator.transport import worlds
 
 SECRET = b"0123456789abcdef"
 
@@ -66,17 +65,6 @@ def test_the_command_line_shows_the_address_and_no_secret(tmp_path):
   assert SECRET.decode() not in ended.stdout
   assert ended.stderr == ""
   assert ended.returncode == 0
-
-
-def test_it_encrypts_where_certificates_are_given(tmp_path):
-  files = worlds.certificates(tmp_path)
-  with process.start(
-    SECRET, port=0, certificates=files, log=tmp_path / "log"
-  ) as place:
-    with pytest.raises(coordinator.CoordinatorError):
-      join(place, timeout=1.0, transfer_timeout=0.1, silence_timeout=0.1)
-    with join(place, certificates=files) as replica:
-      assert replica.step(jnp.ones(2)).accepted
 
 
 def test_a_taken_port_is_named(tmp_path):

@@ -1,6 +1,5 @@
 """A run's page: its data, access to it, and it in a real browser."""
 
-import concurrent.futures
 import html
 import json
 import re
@@ -145,16 +144,6 @@ def test_an_invalid_host_name_is_refused(empty, capfd, host):
   assert capfd.readouterr().err == ""
 
 
-def test_an_invalid_address_is_not_found(empty, capfd):
-  """As a scanner of ports would ask: the terminal is of the run alone."""
-  port = int(empty.url.rsplit(":", 1)[1].strip("/"))
-  with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
-    line.sendall(b"GET http://[ HTTP/1.0\r\nHost: localhost\r\n\r\n")
-    answer = b"".join(iter(lambda: line.recv(4096), b""))
-  assert answer.startswith(b"HTTP/1.0 404 ")
-  assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_loopback_by_any_of_its_names_needs_no_token(empty, host):
   assert empty.token == ""
@@ -287,9 +276,3 @@ def test_who_comes_while_all_are_quick_is_refused(page, monkeypatch):
       client.close()
   waiting.until(lambda: _threads() == 0)
   assert get(page.url)[0] == 200
-
-
-def test_requests_at_once_are_all_answered(page):
-  with concurrent.futures.ThreadPoolExecutor(16) as pool:
-    result = list(pool.map(lambda _: get(page.metrics_url)[0], range(64)))
-  assert result == [200] * 64

@@ -32,20 +32,3 @@ def test_a_user_logs_in(tmp_path):
       assert "wrong" not in str(error.value)
   finally:
     cluster.close()
-
-
-def test_another_server_is_asked_when_one_dies_or_hangs(tmp_path):
-  cluster = etcd_cluster.Cluster(tmp_path)
-  try:
-    for strike in (cluster.pause, cluster.kill):
-      leader = cluster.leader()
-      with client.Client(keys.parse(cluster.url)) as asked:
-        assert "header" in asked.ask("kv/put", _KEY, 60.0)
-        strike(leader)
-        for _ in range(3):
-          assert "header" in asked.ask("kv/put", _KEY, 60.0)
-      if strike == cluster.pause:
-        cluster.resume(leader)
-        cluster.wait(leader)
-  finally:
-    cluster.close()

@@ -160,21 +160,6 @@ def test_what_is_damaged_is_named(cluster, where):
     _Writer(where)
 
 
-def test_without_the_lease_nothing_is_written(cluster, where):
-  with _writer(where) as one:
-    one.begin()
-    result = cluster.post(
-      0, "kv/range", {"key": keys.encoded(keys.parse(where).holder_key)}
-    )
-    cluster.post(0, "lease/revoke", {"ID": result["kvs"][0]["lease"]})
-    with _writer(where) as two:
-      before = _pieces(cluster, where)
-      with pytest.raises(LogError, match="Another coordinator may live"):
-        one.commit(b"late")
-      assert _pieces(cluster, where) == before
-      assert two.commit(b"mean") == ""
-
-
 def test_a_record_whose_answer_is_lost_is_written_once(cluster, where):
   with _writer(where) as one:
     one.begin()
