@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import pathlib
 from typing import Any
@@ -60,19 +59,12 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``coordinator`` command with its parsed arguments."""
-  from optax_dist.coordinator.launch import environment
+  from optax_dist.cli.launch import job
   from optax_dist.coordinator.server import __main__ as program
   from optax_dist.coordinator.server import places, process
 
   try:
-    variables = environment.Environment.read()
-    if args.certificates or args.secret_file:
-      variables = dataclasses.replace(
-        variables,
-        certificates=args.certificates or variables.certificates,
-        secret=None if args.secret_file else variables.secret,
-        secret_file=args.secret_file or variables.secret_file,
-      )
+    variables, _ = job.read_settings(args, os.environ)
     store = None
     if args.address is None:
       store = places.of_coordinator(args.store, variables.store)

@@ -50,7 +50,7 @@ class Job:
     """
     environ = os.environ if environ is None else environ
     try:
-      settings, host = _settings(args, environ)
+      settings, host = read_settings(args, environ)
       self.node = nodes.find(host, settings)
       replicas = settings.num_replicas or self.node.count
       self.placement = Placement(
@@ -114,7 +114,7 @@ class Job:
         path.with_name(journals.WRITER).write_text(f"{address}\n", "utf-8")
 
 
-def _settings(
+def read_settings(
   args: argparse.Namespace, environ: Mapping[str, str]
 ) -> tuple[environment.Environment, environment.HostEnvironment]:
   """The settings by arguments or else by variables."""
