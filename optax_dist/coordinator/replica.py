@@ -146,7 +146,7 @@ class Replica:
     """
     seen = self._participant.inbox
     seen.sync()
-    return self._participant.submission.is_late(seen)
+    return self._participant.submission.is_late()
 
   @property
   def failure(self) -> BaseException | None:

@@ -49,9 +49,9 @@ class LearnerWorld(World):
     submission, name = process.submission, process.name
     self.steps[name] += 1
     if submission.pending >= 0 and seen.answer(submission.pending) is not None:
-      submission.on_answer(seen)
+      submission.on_answer()
     if seen.incarnation != submission.incarnation:
-      submission.finish(seen, "lost")
+      submission.finish("lost")
     if submission.pending < 0:
       submission.resume(seen.incarnation, seen.published)
     called = process.called == process.step

@@ -173,7 +173,10 @@ class GroupWorld(World):
       if not process.commands:
         return
       (what, *how), seen = process.commands.pop(0)
+      submission = process.submission
+      submission.seen = submission.draws.seen = seen
       getattr(self, what)(process, seen, *how)
+      submission.seen = submission.draws.seen = process
 
   def computed(self, process: Any) -> None:
     if not process.rank or process.paused_until > self.now:

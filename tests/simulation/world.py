@@ -355,14 +355,14 @@ class Process(Node):
     if setting.window:
       add = functools.partial(sums.added, setting.data)
     self.submission = Submission(
-      self.published,
+      self,
       add,
       max_staleness=None if learns else setting.max_staleness,
       samples=samples,
       window=setting.window,
     )
 
-  # As `submission.Seen`.
+  # As `TrainingInbox`.
 
   @property
   def published(self) -> Published:
@@ -383,7 +383,7 @@ class Process(Node):
 
   def waits_for_newer(self) -> bool:
     """Whether its training loop can't go on from what it has."""
-    return not self.busy and bool(self.submission.waits(self))
+    return not self.busy and bool(self.submission.waits())
 
 
 class Chief(Node):
@@ -1450,7 +1450,7 @@ class World:
     process.over = how
     error, reason = process.error or ("", "")
     self.tell(f"{process.name} has {how}" + (error and f", {error}: {reason}"))
-    process.submission.finish(process, "finished")
+    process.submission.finish("finished")
     if self.checker is not None:
       counts = tuple(sorted(process.submission.counts.items()))
       self.checker.counts(process, process.computed, counts)
@@ -1472,7 +1472,7 @@ class World:
       or process.incarnation < 0
       or process.wants_finish
       or process.leaves_since <= self.now
-      or submission.waits(process)
+      or submission.waits()
     ):
       return
     if self.is_between(process):
@@ -1494,7 +1494,7 @@ class World:
     elif done:
       process.wants_finish = True
       self.input(process, msg.Finish("enough"))
-    elif self.setting.data is None or submission.can_draw(process):
+    elif self.setting.data is None or submission.can_draw():
       self.act(process, "begin_gradient")
 
   def is_between(self, process: Process) -> bool:
@@ -1514,7 +1514,7 @@ class World:
     if submission.is_complete:
       self.submit(process)
     elif submission.pending >= 0:
-      submission.on_answer(seen)
+      submission.on_answer()
     else:
       submission.resume(seen.incarnation, seen.published)
       process.local_steps = 0
@@ -1523,7 +1523,7 @@ class World:
     """Begins to compute a gradient, on samples if they are leased."""
     submission = process.submission
     if self.setting.data is not None and (
-      submission.finish_if_over(seen) or submission.draw(seen) is None
+      submission.finish_if_over() or submission.draw() is None
     ):
       if submission.ended is not None or submission.is_complete:
         self.at(self.now, self.next_gradient, process)
@@ -1562,12 +1562,12 @@ class World:
     in_hand, process.in_hand = process.in_hand, False
     if in_hand and not submission.gradients:
       process.computed += 1
-      submission.finish(seen, "stale", 1)
-    elif submission.finish_if_over(seen, 1):
+      submission.finish("stale", 1)
+    elif submission.finish_if_over(1):
       process.computed += 1
     elif mishap == "is abandoned":
       process.computed += 1
-      submission.abandon(seen)
+      submission.abandon()
     else:
       submission.draws.keep()
       process.local_steps += 1
@@ -1588,7 +1588,7 @@ class World:
     part: Any = digest(process.uid, process.computed)
     if self.setting.window:
       part = self.slot(process)
-    process.submission.add(seen, part, str(process.computed), None)
+    process.submission.add(part, str(process.computed), None)
 
   def slot(self, process: Process) -> sums.Nodes:
     """The gradient of a slot."""

@@ -141,19 +141,17 @@ class TrainingCalls:
 
   def _next_lease(self) -> ledger.Spans | None:
     """The samples of the next gradient, as soon as some are leased."""
-    participant, seen = self._participant, self._participant.inbox
+    participant = self._participant
     participant.driver.loop.check_process()
     submission = participant.submission
     while True:
       if self._ended(0) is not None and self.finished():
         return None
-      spans = submission.draw(seen)
+      spans = submission.draw()
       if spans is not None:
         return spans
       if submission.ended is None:
-        participant.wait(
-          lambda: submission.can_draw(seen), "for samples to compute on"
-        )
+        participant.wait(submission.can_draw, "for samples to compute on")
 
   def finished(self) -> bool:
     """See `Replica.finished`."""

@@ -237,7 +237,7 @@ class Participant:
     if self.strategy.loop is None:
       max_staleness = self.strategy.quorum.max_staleness
     return Submission(
-      self.inbox.published,
+      self.inbox,
       self.samples.add,
       max_staleness=max_staleness,
       samples=self.samples.each,

@@ -26,14 +26,14 @@ others have taken its last slots. A gradient of a slot that is not leased any
 more is not added, and if an addition is dropped, the partial sum goes on.
 
 There is no clock, no thread and no array here: gradients and states are opaque,
-and what the event loop has notified is read from `Inbox`.
+and what the event loop has notified is read from the `TrainingInbox`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Incarnation
@@ -44,31 +44,10 @@ from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum import Reason
 
+if TYPE_CHECKING:
+  from optax_dist.coordinator.runtime.inbox import TrainingInbox
+
 _FINISHED = Reason.FINISHED.value
-
-
-class Inbox(Protocol):
-  """What the event loop has notified the training loop of, until now.
-
-  Attributes:
-    published: the state that all replicas share; its `step` is read here.
-    suspended: whether the replica is currently not a member.
-    requested: how many gradients to sum into a submission.
-    finished: why the run has finished; None if it has not.
-    lease: the membership that samples are leased to, and the samples.
-    incarnation: of the membership; -1 before the first.
-  """
-
-  published: Any
-  suspended: bool
-  requested: int
-  finished: str | None
-  lease: tuple[Incarnation, Spans]
-  incarnation: Incarnation
-
-  def answer(self, sequence: int) -> Taken | Resolved | None:
-    """The answer to a submission, if there is one."""
-    ...
 
 
 class Gradient(NamedTuple):
@@ -105,6 +84,7 @@ class Submission:
   """The sum of one replica, from its first gradient to its outcome.
 
   Attributes:
+    seen: what the event loop has notified of, until now.
     base: the state that gradients are computed on.
     incarnation: the membership that they are computed in; -1 before the first.
     sequence: number of the next submission.
@@ -120,7 +100,7 @@ class Submission:
 
   def __init__(
     self,
-    base: Any,
+    seen: TrainingInbox,
     add: Callable[[Any, Any], Any],
     *,
     max_staleness: int | None,
@@ -130,19 +110,19 @@ class Submission:
     """Creates the submission of a replica.
 
     Args:
-      base: the state it starts from.
+      seen: what the event loop has notified of.
       add: adds two gradients.
       max_staleness: largest staleness of a gradient, in steps; None: any.
       samples: of one call of `draw`; 0: samples are not leased.
       window: samples of a step, if step s has those from s * window on; 0:
         they may be any.
     """
-    self.base = base
+    self.seen, self.base = seen, seen.published
     self.sequence = 0
     self.incarnation = self.pending = self.partial = -1
     self.total: Any = None
     self.gradients: list[Gradient] = []
-    self.draws = Draws(samples, window)
+    self.draws = Draws(seen, samples, window)
     self.is_complete = False
     self.ended: Result | None = None
     self.counts: dict[str, int] = {"applied": 0}
@@ -152,48 +132,48 @@ class Submission:
 
   # Samples.
 
-  def draw(self, seen: Inbox) -> Spans | None:
+  def draw(self) -> Spans | None:
     """The samples to compute on; None if none are leased, or the sum ends."""
-    self._supersede(seen)
-    if self.draws.window and self._is_behind(seen):
+    self._supersede()
+    if self.draws.window and self._is_behind():
       self._revert(Reason.SUPERSEDED.value)
-    if not (self.gradients or self.draws.computed) and self._is_behind(seen):
+    if not (self.gradients or self.draws.computed) and self._is_behind():
       # Compute on the newest parameters.
-      self.finish(seen, "")
+      self.finish("")
       return None
     if self.draws.window:
-      self.is_complete = self._is_all(seen)
-    elif self.draws.is_leased_anew(seen, self.base.step):
-      self.finish(seen, Reason.SUPERSEDED.value)
+      self.is_complete = self._is_all()
+    elif self.draws.is_leased_anew(self.base.step):
+      self.finish(Reason.SUPERSEDED.value)
       return None
-    return self.draws.draw(seen, self.base.step, self._summed())
+    return self.draws.draw(self.base.step, self._summed())
 
   def _summed(self) -> list[Spans]:
     """The samples of the gradients in the sum."""
     return [gradient.data for gradient in self.gradients]
 
-  def can_draw(self, seen: Inbox) -> bool:
+  def can_draw(self) -> bool:
     """Whether there are samples, or there is a reason not to wait for them."""
     return (
-      bool(self.draws.left(seen, self.base.step, self._summed()))
-      or seen.incarnation != self.incarnation
-      or self._resolved(seen, self.partial) is not None
-      or (self.partial < 0 and self._is_behind(seen))
-      or self.draws.is_leased_anew(seen, self.base.step)
-      or self._is_all(seen)
+      bool(self.draws.left(self.base.step, self._summed()))
+      or self.seen.incarnation != self.incarnation
+      or self._resolved(self.partial) is not None
+      or (self.partial < 0 and self._is_behind())
+      or self.draws.is_leased_anew(self.base.step)
+      or self._is_all()
     )
 
   # The sum.
 
-  def is_late(self, seen: Inbox) -> bool:
+  def is_late(self) -> bool:
     """Whether a gradient on `base` would be dropped now."""
     most = self._max_staleness
-    return most is not None and seen.published.step - self.base.step > most
+    return most is not None and self.seen.published.step - self.base.step > most
 
-  def _is_behind(self, seen: Inbox) -> bool:
-    return seen.published.step > self.base.step
+  def _is_behind(self) -> bool:
+    return self.seen.published.step > self.base.step
 
-  def _supersede(self, seen: Inbox) -> bool:
+  def _supersede(self) -> bool:
     """Drops what was added to a partial sum that was decided in the meantime.
 
     Gradients can't be removed from a sum.
@@ -201,16 +181,15 @@ class Submission:
     Returns:
       Whether the partial sum counts, and so no other one on `base` can.
     """
-    partial = self._resolved(seen, self.partial)
+    partial = self._resolved(self.partial)
     if partial is None:
       return False
-    self._count_outcomes(seen, Reason.SUPERSEDED.value)
+    self._count_outcomes(Reason.SUPERSEDED.value)
     self._reset()
     return not partial.reason
 
   def add(
     self,
-    seen: Inbox,
     part: Any,
     batch: str,
     seconds: float | None,
@@ -218,38 +197,37 @@ class Submission:
     """Adds a gradient to the sum, which may make it complete.
 
     Args:
-      seen: what was notified.
       part: the gradient.
       batch: its data for the journal, as JSON text.
       seconds: that computing it took; None if unknown.
     """
-    if self._supersede(seen):
-      self.finish(seen, Reason.SUPERSEDED.value, 1)
+    if self._supersede():
+      self.finish(Reason.SUPERSEDED.value, 1)
       return
     data = self.draws.take() if self.draws.each else ()
     step = self.base.step
-    if self.draws.window and sp.minus(data, self.draws.leased(seen, step)):
+    if self.draws.window and sp.minus(data, self.draws.leased(step)):
       # Another replica has been faster, perhaps with the whole step.
       self.count(Reason.SUPERSEDED.value, 1)
-      self.is_complete = self._is_all(seen)
+      self.is_complete = self._is_all()
       return
-    late, total = self.is_late(seen), None
+    late, total = self.is_late(), None
     if not late:
       total = part if self.total is None else self._add(self.total, part)
     self.total = total
     self.gradients.append(Gradient(batch, seconds, data))
-    self.is_complete = late or self._is_all(seen)
+    self.is_complete = late or self._is_all()
 
-  def _is_all(self, seen: Inbox) -> bool:
+  def _is_all(self) -> bool:
     """Whether what was added since the last submission is all of it."""
     added = len(self.gradients) - self._sent
     if not self.draws.each:
-      return added >= seen.requested
+      return added >= self.seen.requested
     draws, step = self.draws, self.base.step
     return (
       added > 0
-      and not draws.left(seen, step, self._summed())
-      and not draws.is_over(seen, step)
+      and not draws.left(step, self._summed())
+      and not draws.is_over(step)
     )
 
   def _revert(self, reason: str) -> None:
@@ -259,19 +237,19 @@ class Submission:
     self.draws.forget()
     self.is_complete = False
 
-  def abandon(self, seen: Inbox) -> None:
+  def abandon(self) -> None:
     """Gives up what is computed; its samples stay leased, and come again."""
-    self._supersede(seen)
+    self._supersede()
     if self.draws.window:
       self.count(Reason.ABANDONED.value, 1)
       self.draws.forget()
-      self.draw(seen)
-    elif self.is_late(seen):
+      self.draw()
+    elif self.is_late():
       # How long it would have taken is unknown.
       self.total, self.is_complete = None, True
       self.gradients.append(Gradient("null", None, ()))
-    elif not self.gradients and self._is_behind(seen):
-      self.finish(seen, Reason.ABANDONED.value, 1)
+    elif not self.gradients and self._is_behind():
+      self.finish(Reason.ABANDONED.value, 1)
     else:
       # The gradients already in the sum are still valid.
       self.count(Reason.ABANDONED.value, 1)
@@ -321,51 +299,50 @@ class Submission:
 
   # Its outcome.
 
-  def waits(self, seen: Inbox) -> str:
+  def waits(self) -> str:
     """What the training loop waits for; "" if it can go on."""
-    if seen.finished is not None:
+    if self.seen.finished is not None:
       return ""
     if self.pending >= 0:
-      answer = seen.answer(self.pending)
+      answer = self.seen.answer(self.pending)
       if answer is None:
         return "for this step's commit"
-      if not self.draws.window and self._is_partial_only(seen, answer):
+      if not self.draws.window and self._is_partial_only(answer):
         return "for the commit of its partial sum"
     elif self.ended is not None:
       if self.ended.reason == Reason.FINISHED:
         return "for the end of the run"
       if (
         self.ended.behind
-        and not self._is_behind(seen)
-        and seen.incarnation == self.incarnation
+        and not self._is_behind()
+        and self.seen.incarnation == self.incarnation
       ):
         return "for newer parameters than its stale gradient's"
-      if seen.suspended:
+      if self.seen.suspended:
         # Every gradient on the state it has now would be worthless.
         return "to be admitted again"
     return ""
 
-  def on_answer(self, seen: Inbox) -> None:
+  def on_answer(self) -> None:
     """Handles the answer to what is pending; without one the run is over."""
-    answer = seen.answer(self.pending)
+    answer = self.seen.answer(self.pending)
     if isinstance(answer, Taken):
       self.partial, self.pending = self.pending, -1
       self._sent, self._sent_total = len(self.gradients), self.total
     elif (
       self.draws.window
       and isinstance(answer, Resolved)
-      and self._is_partial_only(seen, answer)
+      and self._is_partial_only(answer)
     ):
       self.pending = -1
       self._revert(answer.reason)
     else:
-      self.finish(seen, _FINISHED)
+      self.finish(_FINISHED)
 
-  def finish(self, seen: Inbox, reason: str, more: int = 0) -> None:
+  def finish(self, reason: str, more: int = 0) -> None:
     """Ends the sum, of which nothing is computed any more.
 
     Args:
-      seen: what was notified.
       reason: why what has no outcome is dropped.
       more: gradients that are dropped without having been in the sum.
     """
@@ -373,7 +350,7 @@ class Submission:
     if draws.each:
       forgets = bool(draws.computed) or any(self._summed())
       draws.forget()
-    pending = self._count_outcomes(seen, reason)
+    pending = self._count_outcomes(reason)
     self.count(reason, more)
     applied, behind = None, False
     if pending is not None:
@@ -383,18 +360,17 @@ class Submission:
     self._reset()
     self.ended = Result(reason, applied, behind, forgets)
 
-  def finish_if_over(self, seen: Inbox, more: int = 0) -> bool:
+  def finish_if_over(self, more: int = 0) -> bool:
     """Ends the sum if it can't be submitted any more; returns whether it is so.
 
     Args:
-      seen: what was notified.
       more: as in `finish`.
     """
-    if seen.finished is not None:
-      self.finish(seen, Reason.FINISHED.value, more)
-    elif seen.incarnation != self.incarnation:
+    if self.seen.finished is not None:
+      self.finish(Reason.FINISHED.value, more)
+    elif self.seen.incarnation != self.incarnation:
       # It was declared dead and readmitted: its work so far is worthless.
-      self.finish(seen, Reason.LOST.value, more)
+      self.finish(Reason.LOST.value, more)
     return self.ended is not None
 
   def resume(self, incarnation: Incarnation, base: Any) -> None:
@@ -407,14 +383,14 @@ class Submission:
       reason = reason or "applied"
       self.counts[reason] = self.counts.get(reason, 0) + gradients
 
-  def _count_outcomes(self, seen: Inbox, reason: str) -> Resolved | None:
+  def _count_outcomes(self, reason: str) -> Resolved | None:
     """Counts all gradients: by their outcome, or this reason without one.
 
     Returns:
       The outcome of what is pending, if there is one.
     """
-    partial = self._resolved(seen, self.partial)
-    pending = self._resolved(seen, self.pending)
+    partial = self._resolved(self.partial)
+    pending = self._resolved(self.pending)
     rest = len(self.gradients)
     if partial is not None:
       rest -= self._sent
@@ -422,16 +398,16 @@ class Submission:
     self.count(reason if pending is None else pending.reason, rest)
     return pending
 
-  def _is_partial_only(self, seen: Inbox, answer: Taken | Resolved) -> bool:
+  def _is_partial_only(self, answer: Taken | Resolved) -> bool:
     """Whether only what was added is decided, and the partial sum goes on."""
     return (
       isinstance(answer, Resolved)
       and answer.partial_only
-      and self._resolved(seen, self.partial) is None
+      and self._resolved(self.partial) is None
     )
 
-  def _resolved(self, seen: Inbox, sequence: int) -> Resolved | None:
-    answer = seen.answer(sequence) if sequence >= 0 else None
+  def _resolved(self, sequence: int) -> Resolved | None:
+    answer = self.seen.answer(sequence) if sequence >= 0 else None
     return answer if isinstance(answer, Resolved) else None
 
   def _reset(self) -> None:

@@ -48,7 +48,7 @@ class SynchronousLoop:
     amid = self._strategy.so_far(participant.shared, self.local) is not None
     if math.isinf(left) or amid or participant.strategy.quorum.max_staleness:
       return
-    is_late = lambda: participant.submission.is_late(seen)
+    is_late = participant.submission.is_late
     # The others may be gone by then.
     if seen.wait(is_late, _MARGIN * max(0.0, left)) and is_late():
       self.abandon()
@@ -73,15 +73,15 @@ class SynchronousLoop:
       part = samples.sums.encode(submission.draws.drawn, leaves)
     if samples.data is not None:
       submission.draws.keep()
-    if part is None and not submission.is_late(participant.inbox):
+    if part is None and not submission.is_late():
       part = self._cut_short()
     if part is not None:
       seconds = participant.stopwatch.take()
-      submission.add(participant.inbox, part, batch, seconds)
+      submission.add(part, batch, seconds)
       del part
-    elif submission.is_late(participant.inbox):
+    elif submission.is_late():
       # Its round has been taken without it: the rest would be for nothing.
-      submission.abandon(participant.inbox)
+      submission.abandon()
     return self._submit_and_wait() or participant.outcome()
 
   def _cut_short(self) -> Any:
@@ -101,21 +101,21 @@ class SynchronousLoop:
 
   def abandon(self) -> Outcome:
     participant = self._participant
-    participant.submission.abandon(participant.inbox)
+    participant.submission.abandon()
     outcome = self._submit_and_wait()
     if outcome is None:
       self._compute()
     return outcome or participant.outcome("abandoned")
 
   def ended(self, gradients: int) -> Outcome | None:
-    participant, submission = self._participant, self._participant.submission
+    submission = self._participant.submission
     # What a call that was interrupted has left.
     outcome = self._submit_and_wait()
-    if submission.finish_if_over(participant.inbox, gradients):
+    if submission.finish_if_over(gradients):
       return self._finish_step()
     if outcome and gradients and not submission.gradients:
       # This gradient is as old as the sum that was left.
-      submission.finish(participant.inbox, "stale", 1)
+      submission.finish("stale", 1)
       return self._finish_step()
     return None
 
@@ -129,14 +129,13 @@ class SynchronousLoop:
       return None if submission.ended is None else self._finish_step()
     self._wait()
     waited = time.monotonic() - start
-    submission.on_answer(participant.inbox)
+    submission.on_answer()
     return self._finish_step(waited)
 
   def _wait(self) -> None:
-    participant, seen = self._participant, self._participant.inbox
-    waits = participant.submission.waits
-    while what := waits(seen):
-      participant.wait(lambda: waits(seen) != what, what)
+    waits = self._participant.submission.waits
+    while what := waits():
+      self._participant.wait(lambda: waits() != what, what)
 
   def _finish_step(self, waited: float = 0.0) -> Outcome:
     """Continues with the same sum, or with another one.

@@ -55,7 +55,7 @@ class Learner:
     # Even if there is an answer, the merged state may still be being computed.
     if published.is_ready:
       if resolved:
-        submission.on_answer(seen)
+        submission.on_answer()
         outcome = self._on_outcome(submission.incarnation)
       if submission.pending < 0:
         if published.step > submission.base.step:
@@ -79,10 +79,10 @@ class Learner:
     if seen.finished is None:
       if incarnation != submission.incarnation:
         # Its local state is as good as before.
-        submission.finish(seen, "lost")
+        submission.finish("lost")
         self._on_outcome(incarnation)
       return None
-    submission.finish(seen, "finished")
+    submission.finish("finished")
     outcome = self._on_outcome(incarnation)
     participant.resume()
     # All end with the same parameters.
@@ -118,7 +118,7 @@ class Learner:
     if len(batches) > participant.most_text:
       # It has waited for others over many steps.
       batches = "null"
-    participant.submission.add(participant.inbox, payload, batches, seconds)
+    participant.submission.add(payload, batches, seconds)
     inner = self._strategy.inner_state(self.local)
     participant.submit(inner, WORK.encode(work))
     self._batches.clear()
