@@ -10,7 +10,6 @@ import numpy as np
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.aggregation import (
   gradient,
-  layout,
   means,
   reduce_scatter_gather,
   reducer,
@@ -19,7 +18,7 @@ from optax_dist.coordinator.aggregation import (
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import entries, inputs, messages
 from optax_dist.coordinator.protocol.deadlines import Deadlines
-from optax_dist.coordinator.runtime import peers, states
+from optax_dist.coordinator.runtime import states
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport.sockets import Transport
 
@@ -37,12 +36,10 @@ class Arrays:
     self,
     transport: Transport,
     replica: int | str,
-    gradients: layout.Layout,
     reducer: reducer.Reducer,
     states: states.States,
     background: reduce_scatter_gather.Background,
     deadlines: Deadlines,
-    peers: peers.Peers,
     enqueue: Callable[[inputs.Input], None],
   ):
     """Starts with no gradient.
@@ -50,19 +47,17 @@ class Arrays:
     Args:
       transport: moves them.
       replica: the replica's id.
-      gradients: the layout of gradients, and of means.
       reducer: averages them.
       states: the model's.
       background: does slow work.
       deadlines: how long everybody waits.
-      peers: which of them are lost.
       enqueue: queues an input for the core, in the event loop.
     """
     self.states = states
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.RoundId, int, float] | None = None
     self._transport, self._replica = transport, replica
-    self._layout, self._peers, self._enqueue = gradients, peers, enqueue
+    self._layout, self._enqueue = reducer.layout, enqueue
     self._aggregations = reduce_scatter_gather.Aggregations(
       transport,
       reducer,
@@ -119,11 +114,6 @@ class Arrays:
 
   def aggregate(self, effect: fx.Aggregate) -> None:
     """Executes `Aggregate`."""
-    for peer in effect.peers:
-      if self._peers.is_lost(peer.process):
-        why = "the connection has just been lost"
-        self._enqueue(messages.Failed(effect.round, peer.incarnation, why))
-        return
     if effect.me is None:
       self._aggregations.begin(effect)
       return
@@ -176,11 +166,7 @@ class Arrays:
   def fetch_snapshot(self, effect: messages.Fetch) -> None:
     """Executes `Fetch`."""
     phases.reach("fetching_snapshot", self._replica)
-    if self._peers.is_lost(effect.source):
-      why = "the connection has just been lost"
-      self._enqueue(inputs.SnapshotFailed(effect.transfer, why))
-    else:
-      self._snapshots.fetch(effect)
+    self._snapshots.fetch(effect)
 
   def take_fingerprint(self, effect: fx.TakeFingerprint) -> None:
     """Executes `TakeFingerprint`."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from optax_dist.coordinator import errors, phases
-from optax_dist.coordinator.aggregation import layout, reducer
+from optax_dist.coordinator.aggregation import reducer
 from optax_dist.coordinator.protocol import (
   codec,
   entries,
@@ -59,7 +59,6 @@ class Driver:
     endpoint: endpoints.Endpoint,
     *,
     replica: int | str,
-    gradients: layout.Layout,
     reducer: reducer.Reducer,
     initial: Any,
     step: int,
@@ -76,7 +75,6 @@ class Driver:
       core: the protocol core.
       endpoint: its transport, and where its coordinator is.
       replica: the replica's id.
-      gradients: the layout of gradients, and of means.
       reducer: averages them.
       initial: the initial state, a tree of arrays.
       step: the step of the initial state.
@@ -88,7 +86,8 @@ class Driver:
       inner: the initial state of the replica's own optimizer; None for none.
     """
     self._core, self._replica, self._processes = core, replica, processes
-    self._transport, self._nbytes = endpoint.transport, gradients.nbytes
+    self._endpoint = endpoint
+    self._transport, self._nbytes = endpoint.transport, reducer.layout.nbytes
     self.loop = event_loop.EventLoop(
       endpoint,
       replica,
@@ -103,12 +102,10 @@ class Driver:
     self.arrays = arrays.Arrays(
       endpoint.transport,
       replica,
-      gradients,
       reducer,
       states.States(initial, step, apply, background, call_soon, shards, inner),
       background,
       deadlines,
-      self._peers,
       self._inputs.append,
     )
     self.inbox = processes.inbox(
@@ -242,8 +239,6 @@ class Driver:
       self.inbox.wake()
 
   def _step(self, input_: Any) -> None:
-    if isinstance(input_, inputs.PeerLost):
-      self._peers.notified(input_.peer)
     effects = self._effects
     for effect in self._core.step(input_, self._transport.now()):
       effects.get(type(effect), self._notify)(effect)
@@ -276,7 +271,7 @@ class Driver:
     return {
       fx.Send: self._send,
       fx.UseRun: self._use_run,
-      fx.Connect: lambda effect: self._peers.connect(
+      fx.Connect: lambda effect: self._endpoint.connect(
         effect.peer, effect.address
       ),
       fx.Disconnect: lambda effect: self._peers.disconnect(

@@ -1,8 +1,7 @@
-"""The processes that a replica is connected to: which were lost, and where they are."""
+"""The processes that a replica is connected to, and why others are not reached."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 
@@ -34,8 +33,6 @@ class Peers:
     # It compiles nothing meanwhile, and people are to know soon.
     first = min(silence.first, _SILENT)
     self._silence = dataclasses.replace(silence, first=first)
-    # Those whose loss is in the input queue: what needs them must not start.
-    self._lost: collections.Counter[str] = collections.Counter()
     # Those that are connected: whether they read arrays in this process's memory.
     self._near: dict[str, bool] = {}
 
@@ -44,14 +41,6 @@ class Peers:
     """Whether all read arrays in this process's memory; False without any."""
     near = list(self._near.values())
     return bool(near) and all(near)
-
-  def is_lost(self, peer: str) -> bool:
-    """Whether the core has yet to learn that it is lost."""
-    return self._lost[peer] > 0
-
-  def connect(self, peer: str, address: str) -> None:
-    """Executes `Connect`."""
-    self._endpoint.connect(peer, address)
 
   def disconnect(self, peer: str, reason: str) -> None:
     """Executes `Disconnect`."""
@@ -70,10 +59,9 @@ class Peers:
       self._near[event.peer] = event.near
 
   def lost(self, event: transports.PeerLost) -> inputs.PeerLost:
-    """One is lost; `notified` follows when the core knows."""
+    """One is lost: what the core must know of it."""
     peer, how, reason = event.peer, event.how, event.reason
-    self._lost[peer] += 1
-    if how == "ended" and self._lost[peer] == 1:
+    if how == "ended":
       _log.warning(
         "%s has ended (%s). If it has not, two processes tell others the"
         " same address: see ports= and advertise=.",
@@ -87,13 +75,9 @@ class Peers:
       self._could_not_reach(peer, reason)
     return inputs.PeerLost(peer, how, reason)
 
-  def notified(self, peer: str) -> None:
-    """The core learns that it is lost."""
-    self._lost[peer] -= 1
-
   def moved(self) -> transports.PeerLost | None:
     """The loss of a coordinator that another process has replaced."""
-    if self._endpoint.finder is None or not self._endpoint.finder.has_moved():
+    if not self._endpoint.has_moved():
       return None
     why = "another process is the coordinator now"
     self._transport.disconnect(endpoints.COORDINATOR, why)

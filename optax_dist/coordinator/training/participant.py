@@ -172,7 +172,6 @@ class Participant:
       self.processes.core(made, self._me(endpoint, model, start, follows)),
       endpoint,
       replica=replica,
-      gradients=model.layout,
       reducer=reducer.Reducer(
         model.layout, data if self.samples.window else None
       ),

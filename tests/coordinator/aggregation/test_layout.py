@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,16 +65,3 @@ def test_leaves_do_not_overlap_and_begin_aligned(drawn, kind):
     assert stop - start == leaf.size * itemsize
     taken[start:stop] += 1
   assert taken.max(initial=0) <= 1
-
-
-def test_slices_are_nearly_equal():
-  layout = layouts.layout([np.zeros(100_003, np.float32)])
-  for parts in (3, 4, 5, 8):
-    sizes = np.diff(layout.cuts(parts))
-    assert sizes.max() - sizes.min() <= 2 * 16
-
-
-@pytest.mark.parametrize("size", [100_000, 1_000_000, 25_000_000])
-def test_whole_blocks_need_no_padding(size):
-  leaves = [np.broadcast_to(np.float32(0), (size // 10,))] * 10
-  assert layouts.layout(leaves).nbytes == 4 * size

@@ -156,39 +156,6 @@ def test_denormals_are_not_lost():
   np.testing.assert_array_equal(means.read(layout, raw)[0], least[0])
 
 
-def test_a_sum_that_was_submitted_stays_as_it_is():
-  summing = make_summing(layouts.layout(TEMPLATE), slots=8)
-  total = summed(summing, [0, 1, 2])
-  before = [array.tobytes() for array in total.arrays]
-  after = summed(summing, [0, 1, 2, 3])
-  more = summing.add(total, summing.encode(3, gradient(3)))
-  assert more.spans == ((0, 4),)
-  assert more.arrays[0].tobytes() == after.arrays[0].tobytes()
-  assert [array.tobytes() for array in total.arrays] == before
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("leaf", [0, 2])
-def test_a_gradient_that_is_not_finite_counts_as_zeros(bad, leaf):
-  layout = layouts.layout(TEMPLATE)
-  summing = make_summing(layout, slots=4)
-  grads = gradient(1)
-  grads[leaf].reshape(-1)[-1] = bad
-  assert summing.encode(1, grads) is None
-  total = summing.add(summed(summing, [0]), summing.zeros(1))
-  zeros = [np.zeros_like(x) for x in grads]
-  want = [a + b for a, b in zip(gradient(0), zeros, strict=True)]
-  same_bits(decoded(layout, total.arrays[0]), want)
-
-
-def test_what_rounds_to_infinity_is_not_finite():
-  template = [np.zeros(32, np.float32)]
-  largest = [np.full(32, np.finfo(np.float32).max, np.float32)]
-  for wire, finite in (("float32", True), ("bfloat16", False)):
-    summing = make_summing(layouts.layout(template, wire), slots=2)
-    assert (summing.encode(0, largest) is not None) == finite
-
-
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
 def test_equal_gradients_have_equal_bytes(wire):
   """Also between leaves, so that their digests can be compared."""
@@ -203,9 +170,3 @@ def test_slots_that_are_missing_are_refused():
   total = summed(make_summing(layout, slots=3), [0, 1])
   with pytest.raises(ValueError, match="don't make up"):
     mean(layout, 3, [total])
-
-
-def test_all_slots_of_a_step_are_its_root():
-  data = ledger.Batches(22, 22, micro_batch=2, deterministic=True)
-  assert ledger.tree.nodes_at(data, ((0, 22),)) == ((0, 11),)
-  assert sp.size(ledger.tree.slots(data, ((0, 22),))) == 11

@@ -8,7 +8,6 @@ import weakref
 import near_transports
 import numpy as np
 import pytest
-from averages import average
 
 from optax_dist import ledger
 from optax_dist.coordinator.aggregation import gradient as gradients
@@ -216,30 +215,6 @@ def test_everyone_has_the_mean_to_the_bit(members, readers):
   everyone_has(group, by_hand(group.sides[:members]))
 
 
-def test_weights_and_counts():
-  numbers = {"weights": {1: 0.5}, "counts": {0: 2}}
-  group = DtypeBuffer(3)
-  group.average(**numbers)
-  want = by_hand(group.sides, numbers["weights"], count=4)
-  for side in group.sides:
-    for got, mean in zip(side.mean(), want, strict=True):
-      np.testing.assert_array_equal(got, mean)
-
-
-@pytest.mark.parametrize("wire", wire_formats.WIRES)
-def test_it_is_the_mean_that_the_leader_would_have_made(wire):
-  group = DtypeBuffer(3, wire=wire)
-  group.average()
-  whole = average(
-    group.sides[0].layout, [bytes(side.written[0]) for side in group.sides]
-  )
-  for side in group.sides:
-    for got, want in zip(
-      side.mean(), means.read(side.layout, whole), strict=True
-    ):
-      np.testing.assert_array_equal(got, want)
-
-
 @pytest.mark.parametrize("members", [2, 3, 4])
 def test_no_byte_more_than_needed_is_moved(members):
   group = DtypeBuffer(members, readers=1)
@@ -255,13 +230,6 @@ def test_no_byte_more_than_needed_is_moved(members):
   assert group.sides[members].transport.bytes_in == pytest.approx(
     size, rel=0.01
   )
-
-
-def test_a_tree_smaller_than_the_members_are_many():
-  group = DtypeBuffer(5, readers=1, template=[np.zeros(3, np.float32)])
-  group.average()
-  for side in group.sides:
-    np.testing.assert_array_equal(side.mean()[0], by_hand(group.sides[:5])[0])
 
 
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
@@ -288,17 +256,6 @@ def test_a_mean_of_slots_does_not_depend_on_their_members(members, wire):
   everyone_has(group, want)
   for side in group.sides:
     assert side.transport.pending() == 0
-
-
-def test_a_member_that_begins_late_is_waited_for():
-  group = DtypeBuffer(3)
-  group.begin(0)
-  group.begin(2)
-  group.pump()
-  assert not group.sides[0].answers
-  group.begin(1)
-  group.pump()
-  assert all(len(side.answers) == 1 for side in group.sides)
 
 
 def test_a_lost_member_is_reported_as_failed_by_all():
@@ -364,61 +321,6 @@ def test_an_early_round_waits_as_long_as_it_takes():
   assert all(isinstance(side.answers[0], messages.Done) for side in group.sides)
 
 
-def test_a_cancelled_attempt_leaves_no_trace():
-  group = DtypeBuffer(3)
-  group.begin(0)
-  group.begin(2)
-  group.pump()
-  for who in (0, 2):
-    group.sides[who].all.drop(attempt_id())
-  group.pump()
-  assert not any(side.answers for side in group.sides)
-  assert all(side.transport.pending() == 0 for side in group.sides)
-  # Another round with the same gradients is as good as a first one.
-  group.average(attempt_id(2))
-  everyone_has(group, by_hand(group.sides), attempt_id(2))
-
-
-def test_a_member_that_begins_a_failed_attempt_fails():
-  group = DtypeBuffer(2)
-  group.begin(0)
-  group.pump()
-  group.sides[0].all.drop(attempt_id())
-  group.begin(1)
-  group.pump()
-  (answer,) = group.sides[1].answers
-  assert isinstance(answer, messages.Failed)
-
-
-def test_memory_is_free_once_it_was_released_and_resolved():
-  group = DtypeBuffer(2)
-  group.average()
-  for side in group.sides:
-    assert not side.is_idle
-    side.resolve()
-    assert side.is_idle
-    side.all.drop(attempt_id())
-    assert side.transport.pending() == 0
-    with pytest.raises(KeyError):
-      side.all.mean(attempt_id())
-
-
-def test_closing_the_connection_fails_what_waits_for_that_peer():
-  group = DtypeBuffer(2, readers=1)
-  group.begin(0)
-  group.begin(2)
-  group.pump()
-  for who in (0, 2):
-    side = group.sides[who]
-    side.transport.disconnect("p1")
-    for event in side.transport.poll(0):
-      assert side.all.handle(event)
-    (answer,) = side.answers
-    assert answer.failed_replica == 1
-    assert "closed the connection" in answer.reason
-    assert not [key for key in side.all._transfers if key[0] == "p1"]
-
-
 @pytest.fixture
 def in_pieces(monkeypatch):
   """As between hosts, with slices of many megabytes."""
@@ -427,32 +329,6 @@ def in_pieces(monkeypatch):
   monkeypatch.setattr(connections, "_TURN", 20 << 10)
   monkeypatch.setattr(links, "_TURN", 20 << 10)
   monkeypatch.setattr(aggregation, "PIECE", 40 << 10)
-
-
-@pytest.mark.usefixtures("in_pieces")
-@pytest.mark.parametrize("wire", wire_formats.WIRES)
-@pytest.mark.parametrize(("members", "readers"), [(2, 0), (3, 2)])
-def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
-  wire, members, readers
-):
-  group = DtypeBuffer(members, readers, wire)
-  group.average()
-  whole = average(
-    group.sides[0].layout,
-    [bytes(side.written[0]) for side in group.sides[:members]],
-  )
-  for side in group.sides:
-    assert side.answers == [messages.Done(attempt_id())]
-    for got, want in zip(
-      side.mean(), means.read(side.layout, whole), strict=True
-    ):
-      np.testing.assert_array_equal(got, want)
-  for side in group.sides:
-    side.resolve()
-    side.all.drop(attempt_id())
-  group.pump()
-  assert all(side.is_idle for side in group.sides[:members])
-  assert all(side.transport.pending() == 0 for side in group.sides)
 
 
 @pytest.mark.usefixtures("in_pieces")

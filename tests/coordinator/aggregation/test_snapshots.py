@@ -107,30 +107,6 @@ def test_a_state_that_is_replaced_while_it_is_checked_is_no_answer():
   assert b.answers == []
 
 
-def test_a_lost_source_is_reported():
-  a, b = pair()
-  fetch(b, a)
-  pump(a, b)
-  near_transports.kill(a.transport)
-  b.pump()
-  (answer,) = b.answers
-  assert isinstance(answer, inputs.SnapshotFailed)
-  assert "'a' is lost" in answer.reason
-
-
-def test_an_address_that_is_none_ends_the_transfer_and_nothing_else():
-  a, b = pair()
-  a.all.serve(
-    messages.Serve(3, "c", "node-1\n:29400", 0),
-    7,
-    lambda out: np.copyto(out, STATE),
-  )
-  b.all.fetch(messages.Fetch(3, "c", "node-1\n:29400"))
-  pump(a, b)
-  assert b.answers == [inputs.SnapshotFailed(3, "'c' is not connected")]
-  assert a.transport.pending() == b.transport.pending() == 0
-
-
 def test_a_silent_attempt_times_out():
   a, b = pair(timeout=0.05)
   fetch(b, a)
@@ -142,30 +118,3 @@ def test_a_silent_attempt_times_out():
   # On a busy machine it was silent for longer.
   assert re.fullmatch(r"no byte of it came for \d+\.\d s", failed.reason)
   assert b.transport.pending() == 0
-
-
-def test_another_fetch_replaces_the_first():
-  a, b = pair()
-  fetch(b, a, transfer=3)
-  fetch(b, a, transfer=4)
-  pump(a, b)
-  serve(a, b, transfer=3)
-  serve(a, b, transfer=4)
-  pump(a, b)
-  assert b.answers == [inputs.SnapshotFetched(4, 7)]
-  assert a.transport.pending() == 0
-
-
-def test_closing_the_connection_ends_fetching_and_serving():
-  a, b = pair()
-  fetch(b, a)
-  serve(a, b)
-  a.pump()
-  b.transport.disconnect("a")
-  b.pump()
-  (answer,) = b.answers
-  assert isinstance(answer, inputs.SnapshotFailed)
-  assert "closed the connection" in answer.reason
-  a.transport.disconnect("b")
-  a.pump()
-  assert a.transport.pending() == b.transport.pending() == 0

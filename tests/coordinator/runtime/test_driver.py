@@ -55,7 +55,6 @@ def drive(place, core):
     core,
     place,
     replica=0,
-    gradients=layout.layout([template]),
     reducer=reducer.Reducer(layout.layout([template])),
     initial=[template],
     step=3,
@@ -80,21 +79,6 @@ def until(one, core, kind):
     if result:
       return result
   raise AssertionError(f"no {kind.__name__} in {core.seen}")
-
-
-def test_transfers_with_a_peer_about_to_be_lost_fail_at_once(driven):
-  """The transport has lost it already, and would connect to it anew."""
-  one, core = driven
-  core.does[inputs.Started] = [
-    collect("gone"),
-    messages.Fetch(7, "gone", "unix:gone"),
-  ]
-  one._inputs.append(inputs.Started())
-  one._on_event(driver.transports.PeerLost("gone", "broken", "it has died"))
-  (failed,) = until(one, core, messages.Failed)
-  assert failed.failed_replica == 1
-  assert until(one, core, inputs.SnapshotFailed)
-  assert one.stats()["pending"] == 0
 
 
 def test_disconnecting_fails_what_waits_for_that_peer(driven):

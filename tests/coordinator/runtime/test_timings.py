@@ -4,7 +4,6 @@ import math
 import threading
 import time
 
-import jax
 import msgspec
 import numpy as np
 import optax
@@ -34,19 +33,6 @@ def test_timings_that_are_no_numbers_are_refused():
     worse = codec.replace(arrive, timings=codec.replace(ONE, waited=bad))
     with pytest.raises(codec.BadMessage):
       messages.MESSAGES.decode(messages.MESSAGES.encode(worse))
-
-
-def test_compiling_counts_in_the_thread_that_does_it():
-  before = timings.compiled()
-  jax.jit(lambda x: x * 3.5 + 1)(np.ones(3)).block_until_ready()
-  mine = timings.compiled() - before
-  assert mine > 0
-  theirs = []
-  thread = threading.Thread(target=lambda: theirs.append(timings.compiled()))
-  thread.start()
-  thread.join()
-  assert theirs == [0.0]
-  assert timings.compiled() - before == mine
 
 
 @pytest.mark.parametrize(
@@ -145,32 +131,3 @@ def clock(monkeypatch):
   clock = _Clock()
   monkeypatch.setattr(timings.time, "monotonic", clock)
   return clock
-
-
-def test_times_after_a_submission_are_sent_with_the_next_one(clock):
-  watch = timings.Stopwatch()
-  clock.now = 101.0
-  watch.computed()
-  assert watch.take() == 1.0
-  clock.now = 101.25
-  first = watch.submitted(0.0, 0.0, (10, 20))
-  assert (first.total, first.encoded) == (1.25, 0.25)
-  assert (first.waited, first.bytes_in, first.bytes_out) == (0.0, 10, 20)
-  clock.now = 101.75
-  watch.begin(first=True)
-  clock.now = 103.75
-  watch.computed()
-  # No part of a wait is longer than the wait.
-  second = watch.submitted(0.125, 7.0, (11, 22))
-  assert (second.total, second.waited, second.applied) == (2.0, 0.5, 0.5)
-  assert (second.exchanged, second.bytes_in, second.bytes_out) == (0.125, 1, 2)
-
-
-def test_a_sum_starts_with_its_first_gradient(clock):
-  watch = timings.Stopwatch()
-  for clock.now in (101.0, 103.0):
-    watch.computed()
-    watch.begin(first=False)
-  assert watch.take() == 3.0
-  assert watch.take() == 0.0
-  assert watch.submitted(0.0, 0.0, (0, 0)).total == 3.0

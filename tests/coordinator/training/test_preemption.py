@@ -21,30 +21,6 @@ from optax_dist.coordinator.transport import addresses
 _SECRET = "a secret of enough bytes"
 
 
-def test_preemption_acts_after_a_step_is_decided():
-  made = preemption.Preemption("leave", 60.0)
-  made.joined()
-  assert not made.is_time(save=False, settled=True)
-  made._on_signal(signal.SIGTERM, None)
-  assert made.received
-  assert not made.wants_save()
-  assert not made.is_time(save=False, settled=False)
-  assert made.is_time(save=False, settled=True)
-
-
-def test_the_common_save_comes_first():
-  made = preemption.Preemption("save", 60.0)
-  made.joined()
-  assert not made.wants_save()
-  made._on_signal(signal.SIGTERM, None)
-  assert made.wants_save()
-  assert not made.wants_save()  # Once.
-  assert not made.is_time(save=False, settled=True)
-  assert not made.is_time(save=True, settled=True)  # Its program saves.
-  assert not made.is_time(save=False, settled=False)
-  assert made.is_time(save=False, settled=True)
-
-
 def test_after_half_of_the_grace_a_replica_leaves_in_any_case():
   made = preemption.Preemption("save", 0.0)
   made.joined()

@@ -224,33 +224,3 @@ def test_more_than_was_expected_is_refused():
   side.session.receiving.expect(5, bytearray(1 << 30), False)
   with pytest.raises(frames.Faulty, match="a piece of"):
     side.read(piece(frames.PIECE + 1))
-
-
-def test_arrays_are_sent_once_they_are_expected():
-  one, other = _sides()
-  for transfer in range(100):
-    one.session.sending.send(transfer, bytes(1_000_000 + transfer))
-  assert not one.written()
-  for transfer in range(100):
-    other.session.receiving.expect(
-      transfer, bytearray(1_000_000 + transfer), False
-    )
-  one.read(other.written())
-  other.read(one.written())
-  assert len(other.events) == len(one.events) == 100
-
-
-def test_idle_time_counts_from_the_last_byte(monkeypatch):
-  now = 100.0
-  one, other = _sides()
-  monkeypatch.setattr(other.session.receiving, "_now", lambda: now)
-  assert other.session.receiving.idle(1) is None
-  other.session.receiving.expect(1, bytearray(10_000_000), False)
-  one.read(other.written())
-  one.session.sending.send(1, bytes(10_000_000))
-  now += 5.0
-  assert other.session.receiving.idle(1) == 5.0
-  output = b"".join(one.session.output())
-  other.read(output[:100_000])
-  now += 2.0
-  assert other.session.receiving.idle(1) == 2.0

@@ -7,8 +7,7 @@ import descriptors
 import numpy as np
 import pytest
 
-from optax_dist.coordinator.transport import interface, shared_memory
-from tests.coordinator.transport import worlds
+from optax_dist.coordinator.transport import shared_memory
 
 pytestmark = pytest.mark.skipif(
   not hasattr(os, "memfd_create"), reason="this system shares no memory so"
@@ -69,15 +68,6 @@ def test_a_buffer_is_given_out_again_once_there_is_no_view_of_it(view):
   pool.close()
   del region, other, two
   assert not _files() - files
-
-
-def test_small_arrays_take_no_descriptor():
-  files = _files()
-  pool = shared_memory.Pool()
-  small = pool.allocate(shared_memory.LEAST - 1)
-  assert pool.find(small).file == -1
-  assert not _files() - files
-  pool.close()
 
 
 def test_memory_is_private_when_descriptors_run_out(monkeypatch):
@@ -148,32 +138,3 @@ def test_a_file_that_a_reader_would_wait_for_is_not_mapped(tmp_path):
   with pytest.raises(OSError, match="No such file"):
     _map(region, process=0)
   pool.close()
-
-
-def test_buffers_are_aligned():
-  pool = shared_memory.Pool()
-  for nbytes in (0, 1, 4097):
-    memory = pool.allocate(nbytes)
-    assert memory.nbytes == nbytes
-    start = pool.allocate(8)
-    assert np.frombuffer(start, np.float64).ctypes.data % 64 == 0
-  pool.close()
-
-
-def test_arrays_are_sent_where_files_are_limited():
-  """`ulimit -f` limits files in memory, too."""
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-  try:
-    with worlds.World("unix") as world:
-      a, b = world.pair()
-      memory = a.allocate(1_000_000)
-      memory[:] = b"7" * len(memory)
-      a.send_array("b", 1, memory)
-      b.expect("a", 1, bytearray(len(memory)), in_place=True)
-      (got,) = world.wait_for("b", interface.ArrayReceived)
-      # It is the receiver's own, not a view of the sender's.
-      assert not got.data.readonly
-      assert bytes(got.data) == bytes(memory)
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -399,19 +399,6 @@ def _out_of_watches(*_):
   raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_connecting_is_retried_when_sockets_can_not_be_watched(
-  tcp, monkeypatch
-):
-  a, b = tcp.add("a"), tcp.add("b")
-  with monkeypatch.context() as patch:
-    patch.setattr(a._connections.poller._selector, "register", _out_of_watches)
-    a.connect("b", f"127.0.0.1:{b.port}")
-    tcp.run_until(
-      lambda: "No space left" in a._connections.dialer._dials["b"].reason
-    )
-  tcp.wait_for("a", interface.PeerUp)
-
-
 def test_accepting_is_retried_when_sockets_can_not_be_watched(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
   with monkeypatch.context() as patch:
@@ -443,23 +430,6 @@ def test_accepting_is_retried_without_free_descriptors(tcp, monkeypatch):
   tcp.wait_for("a", interface.PeerUp)
 
 
-@_in_virtual_time
-def test_lookup_is_retried_when_no_thread_can_start(tcp, monkeypatch):
-  a, b = tcp.add("a"), tcp.add("b")
-  attempts = []
-
-  def none_left(*_):
-    attempts.append(time.monotonic())
-    raise RuntimeError("can't start new thread")
-
-  with monkeypatch.context() as patch:
-    patch.setattr(threading.Thread, "start", none_left)
-    a.connect("b", f"localhost:{b.port}")
-    tcp.run_until(lambda: len(attempts) > 2)
-  assert "can't start new thread" in a._connections.dialer._dials["b"].reason
-  tcp.wait_for("a", interface.PeerUp)
-
-
 def test_ports_can_be_chosen():
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
@@ -468,19 +438,6 @@ def test_ports_can_be_chosen():
     made = sockets.Transport("a", bind="127.0.0.1", ports=[port, 0])
     assert made.port not in (None, port)
     made.close()
-
-
-def test_beyond_loopback_a_secret_is_needed():
-  for bind in ("0.0.0.0", "::"):
-    with pytest.raises(ValueError, match="secret"):
-      sockets.Transport("a", bind=bind)
-  with pytest.raises(ValueError, match="at least 16 bytes"):
-    sockets.Transport("a", bind="0.0.0.0", secret=b"x")
-  made = sockets.Transport(
-    "a", bind="0.0.0.0", secret=b"x" * 16, advertise="192.0.2.1:77", ports=[0]
-  )
-  assert made.address.startswith("192.0.2.1:77,unix:")
-  made.close()
 
 
 @pytest.mark.parametrize(
@@ -492,13 +449,6 @@ def test_an_invalid_advertised_address_is_refused(told):
     sockets.Transport(
       "a", bind="127.0.0.1", ports=[0], secret=b"x" * 16, advertise=told
     )
-
-
-def test_without_bind_no_port_is_open():
-  made = sockets.Transport("a")
-  assert made.port is None
-  assert made.address.startswith("unix:")
-  made.close()
 
 
 _PEER = """
