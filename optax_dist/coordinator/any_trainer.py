@@ -367,7 +367,9 @@ class CoordinatedOptimizer:
       )
     if (state.step, state.calls) != (last.step, last.calls):
       return
-    if is_current and not _same(*map(_words, (state.inner, last.inner))):
+    if is_current and not _same(
+      *map(trees.leaves_of, (state.inner, last.inner))
+    ):
       raise ValueError(
         "The optimizer's state was edited on this replica alone. For a"
         " hyperparameter of optax.inject_hyperparams call"
@@ -396,11 +398,6 @@ def _check_whole(params: Any) -> None:
       " Put that inside: as_optimizer(optax.partition(...), ...), with"
       " optax.set_to_zero() for what is frozen."
     )
-
-
-def _words(leaves: Sequence[Any]) -> list[Any]:
-  """Leaves of a state; random keys as the words that they are."""
-  return list(map(trees.words_of, leaves))
 
 
 def _dropped(replica: Replica) -> int:

@@ -61,9 +61,9 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
     "opt_state": shared.opt_state,
     "global_step": step,
   }
-  inner = jax.tree.leaves(replica.inner_state)
+  inner = trees.leaves_of(replica.inner_state)
   if inner:
-    tree["inner_state"] = list(map(trees.words_of, inner))
+    tree["inner_state"] = inner
   first = replica.processes.index == 0
   taken: FileExistsError | None = None
   try:

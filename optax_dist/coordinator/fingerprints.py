@@ -35,8 +35,13 @@ def _parts(leaf: Any) -> list[np.ndarray]:
 
 def as_numpy(leaf: Any) -> np.ndarray:
   """A leaf's numbers on the host; for a random key, its words."""
+  return np.asarray(words_of(leaf)[0])
+
+
+def words_of(leaf: Any) -> tuple[Any, Any]:
+  """A random key's words and its implementation; any other leaf, and None."""
   if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
     leaf.dtype, jax.dtypes.prng_key
   ):
-    leaf = jax.random.key_data(leaf)
-  return np.asarray(leaf)
+    return jax.random.key_data(leaf), jax.random.key_impl(leaf)
+  return leaf, None

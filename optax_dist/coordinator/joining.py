@@ -405,7 +405,6 @@ def run_embedded(
     [2.90625, 2.90625]
   """
   num_replicas = checks.count("num_replicas", num_replicas)
-  world = endpoints.World()
   k = data_arguments.gradients_per_step(
     data, num_replicas, replicas_to_aggregate, num_replicas, strategy
   )
@@ -435,7 +434,7 @@ def run_embedded(
 
   target = threads.in_this_precision(run)
   with (
-    world,
+    endpoints.World() as world,
     futures.ThreadPoolExecutor(num_replicas, "optax-dist-embedded") as pool,
   ):
     running = [pool.submit(target, index) for index in range(num_replicas)]

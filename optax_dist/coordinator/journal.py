@@ -13,7 +13,6 @@ import io
 import json
 import os
 import pathlib
-import threading
 import time as _time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -57,9 +56,9 @@ class Contents(NamedTuple):
 class Journal:
   """Appends records to a file, each immediately, so that none is ever lost.
 
-  Any thread may write. A line that a killed writer left incomplete is
-  terminated first, so that it doesn't corrupt the next. A coordinator that starts
-  again continues the run's time, by the clock of the file system.
+  A line that a killed writer left incomplete is terminated first, so that it
+  doesn't corrupt the next. A coordinator that starts again continues the run's
+  time, by the clock of the file system.
 
   Attributes:
     path: the file.
@@ -96,7 +95,6 @@ class Journal:
     if not (self.path.is_file() or self.path.is_dir()) and self.path.exists():
       raise OSError(errno.EINVAL, "A journal is a regular file", str(self.path))
     self._clock = clock
-    self._lock = threading.Lock()
     self._file = self.path.open("a+b", buffering=0)
     records = _last_records(self._file)
     self._start = clock() - _now(self._file, records)
@@ -128,19 +126,18 @@ class Journal:
     """
     if kind not in KINDS:
       raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.")
-    with self._lock:
-      if kind == "run":
-        self._start = self._clock() - ago
-        began = {"version": VERSION, "unix_time": _time.time() - ago}
-        fields = began | fields
-      now = max(0.0, self.time() - ago)
-      record = {"kind": kind, "time": fields.pop("time", now)} | fields
-      record = {key: _as_json(item, key) for key, item in record.items()}
-      wrong = _fault(record)
-      if wrong:
-        raise ValueError(f"{kind}: {wrong}.")
-      _append(self._file, record)
-      self._note(record)
+    if kind == "run":
+      self._start = self._clock() - ago
+      began = {"version": VERSION, "unix_time": _time.time() - ago}
+      fields = began | fields
+    now = max(0.0, self.time() - ago)
+    record = {"kind": kind, "time": fields.pop("time", now)} | fields
+    record = {key: _as_json(item, key) for key, item in record.items()}
+    wrong = _fault(record)
+    if wrong:
+      raise ValueError(f"{kind}: {wrong}.")
+    _append(self._file, record)
+    self._note(record)
 
   def _note(self, record: Record) -> None:
     self.ended = record["kind"] == "finish"
@@ -151,8 +148,7 @@ class Journal:
 
   def close(self) -> None:
     """Closes the file."""
-    with self._lock:
-      self._file.close()
+    self._file.close()
 
   def __enter__(self) -> Journal:
     return self

@@ -36,33 +36,28 @@ class Membership:
   """One replica of this process, from the beginning of `join` on.
 
   Attributes:
-    address, run, number: what it takes part in, and as which replica.
+    key: the coordinator's address, the name of the run, and the replica's number.
     part: its part in the run; None while it is made.
     follows: closed memberships of this process in that run (`messages.Hello`); none
       if its number had none.
   """
 
-  def __init__(self, address: str, run: str, number: object):
+  def __init__(self, *key: str):
     """Creates it; `begin` makes it known.
 
     Args:
-      address: the coordinator's.
-      run: the name of the run.
-      number: the replica's.
+      *key: its key.
     """
-    self.address, self.run, self.number = address, run, number
+    self.key = key
     self.part: participant.Participant | None = None
     self.follows: tuple[tuple[str, int], ...] = ()
     self._owner = getattr(_calls, "owner", None) or top_frame()
     self._since = time.monotonic()
     self._process = os.getpid()
     self._replica: weakref.ref[Replica] | None = None
-    self._given_up = False
+    # Whether `join` has failed.
+    self.given_up = False
     self._remove_handlers: Callable[[], None] = lambda: None
-
-  @property
-  def key(self) -> tuple[str, str, object]:
-    return self.address, self.run, self.number
 
   def belongs_to(
     self,
@@ -88,16 +83,12 @@ class Membership:
   @property
   def is_open(self) -> bool:
     """Whether it takes part in the run, or is about to."""
-    if self._given_up or not self.is_ours:
+    if self.given_up or not self.is_ours:
       return False
     part = self.part
     if part is None:
       return True
     return not (part.closed or part.is_over or part.inbox.failure)
-
-  def give_up(self) -> None:
-    """`join` has failed."""
-    self._given_up = True
 
   def is_used(self) -> bool:
     """Whether the program that it was made for may still use it."""
@@ -110,16 +101,17 @@ class Membership:
   def refuse(self) -> errors.CoordinatorError:
     """The error of a second `join`."""
     seconds = time.monotonic() - self._since
-    run = f"run {self.run!r}" if self.run else "the run"
+    _, run, number = self.key
+    run = f"run {run!r}" if run else "the run"
     return errors.CoordinatorError(
-      f"This process is replica {self.number} of {run} already, since it called"
+      f"This process is replica {number} of {run} already, since it called"
       f" join {seconds:.1f} s ago. {_REMEDY}"
     )
 
   def replace(self) -> None:
     """Ends it, for it is not used any more; others are told that it is lost."""
     replaced = errors.CoordinatorError(
-      f"Replica {self.number} has been replaced by a later join of its own"
+      f"Replica {self.key[-1]} has been replaced by a later join of its own"
       f" process. {_REMEDY}"
     )
     if self.part is not None and self.is_ours and not self.part.closed:
@@ -131,17 +123,15 @@ _lock = threading.Lock()
 # For whom this thread calls `join`, if not for its own program or cell.
 _calls = threading.local()
 # The latest of each number, by address and run.
-_known: dict[tuple[str, str, object], Membership] = {}
+_known: dict[tuple[str, ...], Membership] = {}
 
 
 @contextlib.contextmanager
-def begin(address: str, run: str, number: object) -> Iterator[Membership]:
+def begin(*key: str) -> Iterator[Membership]:
   """Makes a membership known, while it is made; afterwards it is open.
 
   Args:
-    address: see `Membership`; likewise the others.
-    run: the name of the run.
-    number: the replica's.
+    *key: see `Membership`.
 
   Yields:
     The membership.
@@ -149,7 +139,7 @@ def begin(address: str, run: str, number: object) -> Iterator[Membership]:
   Raises:
     CoordinatorError: this process is that replica already.
   """
-  made = Membership(address, run, number)
+  made = Membership(*key)
   with _lock:
     if not _known:
       atexit.register(_leave_all)
@@ -163,7 +153,7 @@ def begin(address: str, run: str, number: object) -> Iterator[Membership]:
     made.follows = _followed(made, earlier)
     yield made
   except BaseException:
-    made.give_up()
+    made.given_up = True
     raise
 
 
@@ -189,7 +179,7 @@ def _leave_all() -> None:
 
   Later there are no threads any more that could do it.
   """
-  error = last_error()
+  error: BaseException | None = getattr(sys, "last_value", None)
   for made in list(_known.values()):
     part = made.part
     if part is None or not made.is_open:
@@ -200,11 +190,6 @@ def _leave_all() -> None:
         part.close()
       else:
         part.abort(f"it has raised {error!r:.200}", error)
-
-
-def last_error() -> BaseException | None:
-  """The error that has ended the program; None if it has come to its end."""
-  return getattr(sys, "last_value", None)
 
 
 @contextlib.contextmanager

@@ -115,11 +115,12 @@ class Options:
     return dl.silence_of_peers(self.timeout, self.silence_timeout)
 
   @property
-  def steps(self) -> float | liveness.Rule:
-    """How long a step may take inside a replica, or the rule that finds it."""
+  def steps(self) -> liveness.Rule:
+    """How long a step may take inside a replica."""
     if self.step_timeout is None:
       return dl.steps(self.timeout)
-    return self.step_timeout
+    limit = self.step_timeout
+    return liveness.Rule(limit, limit, limit)
 
 
 def of(user: str, settings: Mapping[str, Any]) -> Options:

@@ -156,25 +156,6 @@ def test_one_replica_trains_like_the_optimizer_alone(run, jit, dtype):
   assert bits(state.inner) == bits(k_of_n.replica.opt_state)
 
 
-def test_averages_of_the_parameters_are_in_the_trainers_state(run):
-  """And a last call, which changes nothing, moves them by nothing."""
-  ema = optax_dist.params_ema(0.5, num_updates=True)
-  k_of_n = run(optax.chain(ema, optax.sgd(0.1)), total_steps=4)
-  trainer = Trainer(k_of_n.tx)
-  average, n = initial(), 0
-  for batch in k_of_n.until_finished(numbers(100)):
-    trainer.step(batch)
-    if trainer.opt_state.step > n:
-      n += 1
-      decay = min(0.5, (1 + n) / (10 + n))
-      move = lambda a, x, decay=decay: a - (1 - decay) * (a - x)
-      average = jax.tree.map(move, average, trainer.params)
-    got = optax_dist.averaged_params(trainer.opt_state, trainer.params)
-    for x, y in zip(*map(jax.tree.leaves, (got, average)), strict=True):
-      np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-  assert n == 4
-
-
 @pytest.mark.parametrize(
   ("jit", "dtype"), [(True, "bfloat16"), (False, "float32")]
 )

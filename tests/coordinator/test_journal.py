@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import threading
 import time
 
 import numpy as np
@@ -199,26 +198,6 @@ def test_a_journal_begins_with_a_run(path):
   assert "begin with a run" in str(problems[0])
 
 
-def test_threads_do_not_mix_lines(path):
-  with journal.Journal(path) as writer:
-    writer.write("run", strategy="sync_replicas", step=0)
-
-    def work(replica):
-      for step in range(50):
-        writer.write("join", replica=replica, step=step, text="x" * 3000)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join()
-  records, problems = journal.read(path)
-  assert not problems
-  for replica in range(4):
-    steps = [r["step"] for r in records if r.get("replica") == replica]
-    assert steps == list(range(50))
-
-
 def test_a_new_coordinator_continues_the_time(path):
   with journal.Journal(path, clock=Clock(7.0)) as first:
     first.write("run", strategy="sync_replicas", step=0)
@@ -281,14 +260,6 @@ def test_missing_fields_are_unknown():
 def test_batches_are_a_list_in_json_or_none(text, found):
   """They are other processes' texts."""
   assert journal.batches({"batches": text}) == found
-
-
-def test_a_gradient_arrived_its_age_before_the_record():
-  record = {"kind": "drop", "time": 2.0}
-  assert journal.arrived(record, {"age": 0.5}) == 1.5
-  # One that came to an earlier coordinator may be older than the file.
-  assert journal.arrived(record, {"age": 2.5}) == 0.0
-  assert journal.arrived(record, {"age": None}) is None
 
 
 def test_only_a_regular_file_is_a_journal(tmp_path):
@@ -395,12 +366,6 @@ def test_a_record_of_many_replicas_is_read_in_few_calls():
   assert not wrong
   assert record["members"][63]["timings"] is None
   assert len(calls) < 4 * 64
-
-
-def test_a_record_of_another_process_follows_a_line_of_any_length(path):
-  path.write_bytes(_lines(_RUN, _join(size=_LONG)))
-  journal.add(path, "process", replica=1, host="h", pid=7, ended=None)
-  assert run_journals.whole(path)[-1]["kind"] == "process"
 
 
 def test_a_record_of_another_process_counts_the_time_since_the_last_one(path):

@@ -74,34 +74,27 @@ class World:
   """Connects replicas that are threads of one process, with a coordinator."""
 
   def __init__(self) -> None:
-    self._lock = threading.Lock()
-    self._address = ""
+    """Starts the coordinator, in a thread."""
     self._ended = threading.Event()
-    self._transport: sockets.Transport | None = None
-    self._thread: threading.Thread | None = None
+    self._transport = sockets.Transport(COORDINATOR)
+    self._thread = threading.Thread(
+      target=driver.serve,
+      args=(self._transport, self._ended),
+      name="optax-dist-coordinator",
+      daemon=True,
+    )
+    self._thread.start()
 
   def connect(self, name: str) -> Endpoint:
     """An endpoint for one replica."""
-    with self._lock:
-      if self._transport is None:
-        self._transport = sockets.Transport(COORDINATOR)
-        self._thread = threading.Thread(
-          target=driver.serve,
-          args=(self._transport, self._ended),
-          name="optax-dist-coordinator",
-          daemon=True,
-        )
-        self._thread.start()
-      address = self._transport.address
     transport = sockets.Transport(process_name(name), server=COORDINATOR)
-    return Endpoint(transport, address)
+    return Endpoint(transport, self._transport.address)
 
   def close(self) -> None:
     """Ends the coordinator, and waits for its thread."""
     self._ended.set()
-    if self._transport is not None and self._thread is not None:
-      self._transport.wake()
-      self._thread.join(_CLOSE_SECONDS)
+    self._transport.wake()
+    self._thread.join(_CLOSE_SECONDS)
 
   def __enter__(self) -> World:
     return self

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_dist.coordinator.fingerprints import words_of
+
 _REMEDY = (
   "Give the tree of parameters alone: nnx.state(model, nnx.Param) of a flax nnx"
   " module, variables['params'] of a linen one, eqx.filter(model,"
@@ -51,31 +53,24 @@ def placed_like(array: Any, leaf: jax.Array) -> jax.Array:
   return jax.device_put(array, leaf.sharding if leaf.committed else None)
 
 
-def words_of(leaf: Any) -> Any:
-  """A leaf; of a random key, its words."""
-  if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
-    leaf.dtype, jax.dtypes.prng_key
-  ):
-    return jax.random.key_data(leaf)
-  return leaf
-
-
-def restored_like(array: Any, leaf: Any) -> Any:
-  """Puts a copy of an array on the devices of a leaf; a key's words become a key."""
-  return restorer(leaf)(array)
+def leaves_of(tree: Any) -> list[Any]:
+  """The leaves of a tree; of random keys, their words."""
+  return [words_of(leaf)[0] for leaf in jax.tree.leaves(tree)]
 
 
 def restorer(leaf: Any) -> Callable[[Any], Any]:
-  """What puts copies of arrays on the devices of a leaf, which it does not keep."""
+  """What puts copies of arrays on the devices of a leaf, which it does not keep.
+
+  The words of a random key become a key.
+  """
   # Copies, since JAX may take over the memory, which must not be a view.
   if not isinstance(leaf, jax.Array):
     return lambda array: array.copy()
   sharding = leaf.sharding if leaf.committed else None
-  if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+  _, kind = words_of(leaf)
+  if kind is None:
     return lambda array: jax.device_put(array.copy(), sharding)
-  wrap = functools.partial(
-    jax.random.wrap_key_data, impl=jax.random.key_impl(leaf)
-  )
+  wrap = functools.partial(jax.random.wrap_key_data, impl=kind)
   return lambda array: jax.device_put(wrap(jnp.array(array)), sharding)
 
 

@@ -39,18 +39,13 @@ class Steps:
     current: the number of the current step; None if there is none.
   """
 
-  def __init__(self, limit: float | liveness.Rule):
+  def __init__(self, limit: liveness.Rule):
     """Starts without a step.
 
     Args:
-      limit: the seconds a step may take, or the rule that adapts them.
+      limit: the rule for the seconds that a step may take.
     """
-    self._taken: liveness.Silence | None = None
-    self._limit = 0.0
-    if isinstance(limit, liveness.Rule):
-      self._taken = liveness.Silence(limit)
-    else:
-      self._limit = limit
+    self._taken = liveness.Silence(limit)
     self.thread = 0
     self.current: int | None = None
     self._numbers = itertools.count()
@@ -73,13 +68,13 @@ class Steps:
   @property
   def deadline(self) -> float:
     """How long a step may take, in seconds."""
-    return self._limit if self._taken is None else self._taken.deadline
+    return self._taken.deadline
 
   def lasts(self, now: float) -> float:
     """How long the current step has taken; 0.0 if there is none."""
     current = self.current
     if current != self._looked_at:
-      if self._taken is not None and self._looked_at is not None:
+      if self._looked_at is not None:
         self._taken.add(now - self._since)
       self._looked_at, self._since = current, now
     return 0.0 if current is None else now - self._since
@@ -92,8 +87,9 @@ class Steps:
       awaited: whether other replicas wait.
     """
     most = self.deadline
-    if self._taken is not None and not awaited:
-      most = max(_UNHURRIED, most)
+    rule = self._taken.rule
+    if rule.floor < rule.ceiling and not awaited:
+      most = max(_UNHURRIED, most)  # Nobody has said how long it may take.
     return lasts > most
 
 
@@ -106,7 +102,7 @@ class Watchdog:
 
   def __init__(
     self,
-    limit: float | liveness.Rule,
+    limit: liveness.Rule,
     name: str,
     awaited: Callable[[], bool],
     evict: Callable[[str, str], None] | None,

@@ -121,9 +121,9 @@ def _restored(
       "inner_state= is the state of a replica's own optimizer, with a strategy that"
       f" trains locally; {strategy.name!r} has none. Leave it out."
     )
+  words = trees.leaves_of(inner_state)
+  trees.check_like("inner_state", words, trees.leaves_of(fresh))
   leaves, tree = jax.tree.flatten(fresh)
-  words = list(map(trees.words_of, jax.tree.leaves(inner_state)))
-  trees.check_like("inner_state", words, list(map(trees.words_of, leaves)))
   pairs = zip(words, leaves, strict=True)
-  restored = [trees.restored_like(a, leaf) for a, leaf in pairs]
-  return jax.tree.unflatten(tree, restored)
+  made = [trees.restorer(leaf)(array) for array, leaf in pairs]
+  return jax.tree.unflatten(tree, made)

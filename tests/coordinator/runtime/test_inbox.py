@@ -1,10 +1,19 @@
 """What the event loop hands over to the training loop."""
 
+import pytest
+
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.runtime.inbox import Published
+from optax_dist.coordinator.runtime.inbox import Published, TrainingInbox
 from optax_dist.coordinator.runtime.states import State
 
-START, NEXT = State(0, "start"), State(1, "next")
+START = State(0, "start")
+
+
+@pytest.fixture(name="shared")
+def _shared():
+  made = TrainingInbox(START)
+  made.keeps_before = True
+  return made
 
 
 def test_no_old_state_passes_for_the_one_before_a_commit_in_a_snapshot(shared):

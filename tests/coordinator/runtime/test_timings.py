@@ -115,19 +115,3 @@ def test_steps_of_an_earlier_coordinator_have_no_details(tmp_path):
   ]
   assert result[:2] == [None, None]
   assert result[2] == msgspec.structs.asdict(ONE)
-
-
-class _Clock:
-  """Stands still but for what a test lets pass."""
-
-  now = 100.0
-
-  def __call__(self):
-    return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch):
-  clock = _Clock()
-  monkeypatch.setattr(timings.time, "monotonic", clock)
-  return clock

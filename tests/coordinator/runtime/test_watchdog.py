@@ -15,6 +15,7 @@ import run_journals
 from optax_dist import coordinator
 from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.runtime import watchdog
+from optax_dist.coordinator.transport.interface import fixed
 
 RULE = deadlines.steps(300.0)
 
@@ -48,7 +49,7 @@ def test_time_asleep_does_not_count(monkeypatch):
   awake = functools.partial(watchdog.AwakeClock, source=look)
   monkeypatch.setattr(watchdog, "AwakeClock", awake)
   dog = watchdog.Watchdog(
-    0.8, "replica 7", lambda: True, lambda *_: evicted.set()
+    fixed(0.8), "replica 7", lambda: True, lambda *_: evicted.set()
   )
   dog._every = 1e-3
   dog.steps.begin()
@@ -83,7 +84,7 @@ def test_the_watched_thread_comes_first_in_the_stacks(monkeypatch):
 def test_without_a_launcher_a_stuck_replica_is_only_reported(capsys):
   evicted = threading.Event()
   for evict in (None, lambda reason, stacks: evicted.set()):
-    dog = watchdog.Watchdog(0.05, "replica 7", lambda: False, evict)
+    dog = watchdog.Watchdog(fixed(0.05), "replica 7", lambda: False, evict)
     dog.steps.begin()
     dog.start()
     if evict is not None:
@@ -107,7 +108,7 @@ def test_a_stuck_step_is_reported_once(capsys):
       stuck.set()
     return False
 
-  dog = watchdog.Watchdog(1e-3, "replica 7", awaited, None)
+  dog = watchdog.Watchdog(fixed(1e-3), "replica 7", awaited, None)
   dog.steps.begin()
   dog.start()
   assert stuck.wait(60.0)
@@ -144,7 +145,7 @@ def test_a_stuck_replica_is_evicted_even_if_nothing_can_be_printed(
   monkeypatch.setattr(sys, "stderr", stream)
   evicted = threading.Event()
   dog = watchdog.Watchdog(
-    0.05, "replica 7", lambda: False, lambda *_: evicted.set()
+    fixed(0.05), "replica 7", lambda: False, lambda *_: evicted.set()
   )
   dog.steps.begin()
   dog.start()

@@ -16,36 +16,6 @@ from optax_dist import coordinator
 from optax_dist.coordinator import strategies
 
 
-def test_by_default_the_center_becomes_the_mean_of_the_replicas():
-  make = strategies.local_updates(communication_period=1)
-  strategy = make(optax.sgd(0.5), strategies.Quorum(2, 2))
-  shared = strategy.shared(jnp.ones(2))
-  changes, own = [], []
-  for grads in (jnp.array([1.0, -2.0]), jnp.array([3.0, 0.0])):
-    local = strategy.local(shared)
-    change, local = strategy.contribute(shared, local, grads)
-    changes.append(change)
-    own.append(local.params)
-  after = strategy.apply(shared, (changes[0] + changes[1]) / 2)
-  np.testing.assert_allclose(after.params, (own[0] + own[1]) / 2)
-
-
-@pytest.mark.parametrize("mine", [True, False])
-def test_all_go_on_from_the_new_center_with_their_own_momentum(mine):
-  """One that is late has lost its steps: the center has moved without them."""
-  make = strategies.local_updates(communication_period=2)
-  strategy = make(optax.sgd(0.5, momentum=0.9), strategies.Quorum(1, 2))
-  shared = strategy.shared(jnp.ones(2))
-  local = strategy.local(shared)
-  for _ in range(1 + mine):
-    _, local = strategy.contribute(shared, local, jnp.ones(2))
-  after = strategy.apply(shared, jnp.full(2, 0.25))
-  settled = strategy.settle(shared, after, local, mine=mine)
-  np.testing.assert_array_equal(settled.params, after.params)
-  assert settled.opt_state == local.opt_state
-  assert settled.steps == 0
-
-
 def test_local_updates_have_the_numbers_of_diloco():
   outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
   strategy = strategies.local_updates(outer, communication_period=PERIOD)

@@ -85,13 +85,6 @@ def test_an_unknown_host_is_named():
     addresses.bound("store..svc")
 
 
-def test_loopback_is_told_by_its_address_or_its_name():
-  for host in ("127.0.0.1", "127.0.1.1", "::1", "localhost"):
-    assert addresses.is_loopback(host)
-  for host in ("0.0.0.0", "::", "10.0.0.3", "host.example"):
-    assert not addresses.is_loopback(host)
-
-
 def test_loopback_is_never_advertised_to_other_hosts(monkeypatch):
   assert addresses.advertised("10.1.2.3") == "10.1.2.3"
   monkeypatch.setattr(
@@ -106,12 +99,6 @@ def test_loopback_is_never_advertised_to_other_hosts(monkeypatch):
     addresses.advertised("0.0.0.0", "10.1.2.3")
   with pytest.raises(ValueError, match=r"'store\.\.svc' can't be resolved"):
     addresses.advertised("0.0.0.0", "store..svc")
-
-
-def test_the_address_towards_a_host_is_looked_up():
-  assert addresses._source(socket.AF_INET, "127.0.0.1") == "127.0.0.1"
-  assert addresses._source(socket.AF_INET6, "127.0.0.1") is None
-  assert addresses._source(socket.AF_INET, "store..svc") is None
 
 
 def test_a_host_without_ipv6_advertises_no_ipv6_address(monkeypatch):

@@ -129,13 +129,6 @@ def test_a_short_outage_is_not_noticed(through_proxy):
   assert not worlds.lost(world, "a") + worlds.lost(world, "b")
 
 
-@_loses_the_silent
-def test_idle_peers_are_not_lost(through_proxy):
-  world, _a, _b, _ = through_proxy
-  world.run(3 * _SILENCE)
-  assert world.events == {"a": [], "b": []}
-
-
 _LEARNS = liveness.Rule(floor=10.0, first=1e4, ceiling=1e4)
 
 
@@ -190,15 +183,6 @@ def test_a_slow_transfer_is_not_stuck(through_proxy):
     "Message",
     "ArrayReceived",
   ]
-
-
-@_loses_the_silent
-def test_a_stalled_transfer_has_a_growing_idle_time(tcp):
-  a, _b = tcp.pair()
-  a.expect("b", 1, bytearray(100), in_place=True)
-  tcp.run(2 * _SILENCE)
-  assert a.idle("b", 1) > 1.9 * _SILENCE
-  assert not tcp.events["a"]
 
 
 @_loses_the_silent

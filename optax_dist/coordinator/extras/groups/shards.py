@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from optax_dist.coordinator.fingerprints import words_of
+
 # A shard's position: start and stop in each dimension.
 _Index = tuple[tuple[int, int], ...]
 
@@ -62,7 +64,7 @@ class LocalShards:
     """The distinct shards of this process, array by array."""
     parts: list[jax.Array] = []
     for like, leaf in zip(self._leaves, leaves, strict=True):
-      data = leaf if like.key is None else jax.random.key_data(leaf)
+      data, _ = words_of(leaf)
       shards = {
         _index(shard.index, like.shape): shard.data
         for shard in data.addressable_shards
@@ -92,9 +94,7 @@ class LocalShards:
 
 
 def _look_at(leaf: jax.Array) -> _Leaf:
-  key = None
-  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-    key, leaf = jax.random.key_impl(leaf), jax.random.key_data(leaf)
+  leaf, key = words_of(leaf)
   where = leaf.sharding.addressable_devices_indices_map(leaf.shape)
   by_device = {d: _index(i or (), leaf.shape) for d, i in where.items()}
   indices = tuple(sorted(set(by_device.values())))
@@ -117,11 +117,8 @@ def spread(tree: Any, mesh: jax.sharding.Mesh) -> Any:
   def replicated(leaf: Any) -> jax.Array:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
       return leaf
-    leaf = jnp.asarray(leaf)
-    key = None
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-      key, leaf = jax.random.key_impl(leaf), jax.random.key_data(leaf)
-    value = np.asarray(leaf)
+    words, key = words_of(jnp.asarray(leaf))
+    value = np.asarray(words)
     array = jax.make_array_from_callback(
       value.shape,
       NamedSharding(mesh, PartitionSpec()),
