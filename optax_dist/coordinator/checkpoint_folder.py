@@ -14,7 +14,6 @@ may be other parameters. So a checkpoint names its run and the runs before it, a
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import pathlib
@@ -208,7 +207,9 @@ def new(
       if replaces:
         _check_place(folder, about.run)
         _move_away(path, about, others)
-      _rename(inner, path)
+      if path.exists():
+        raise FileExistsError(f"{path} exists.")
+      os.rename(inner, path)
       _sync(folder)
       gone = _pruned(folder, about, keep)
       for old in gone:
@@ -308,18 +309,6 @@ def _pruned(
       read(path)
       whole += 1
   return []
-
-
-def _rename(old: pathlib.Path, path: pathlib.Path) -> None:
-  if path.exists():
-    raise FileExistsError(f"{path} exists.")
-  try:
-    os.rename(old, path)
-  except OSError as error:
-    # Another process may have created it just now.
-    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-      raise
-    raise FileExistsError(f"{path} exists.") from error
 
 
 def _sizes(path: pathlib.Path) -> dict[str, int]:

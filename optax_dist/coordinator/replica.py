@@ -116,7 +116,7 @@ class Replica:
     with `state_to_save` into a checkpoint, and to replicas that join.
     """
     participant = self._participant
-    state = participant.saving.state or participant.submission.base
+    state = participant.saving or participant.submission.base
     return self._calls.views.show("inner_state", state.inner)
 
   @property
@@ -288,7 +288,7 @@ class Replica:
     known = lambda: step in seen.progress
     latest = max(list(seen.progress), default=-1)
     comes = latest < step <= seen.published.step
-    held = self._participant.saving.steps(self.global_step)
+    held = self._participant.held_steps
     if not (known() or comes or step in held):
       raise ValueError(
         "progress_at(step) is for the step of `params`, now"
@@ -393,7 +393,7 @@ class Replica:
     there; it has kept its state nonetheless. Otherwise it is the state of
     `params`.
     """
-    kept = self._participant.saving.state
+    kept = self._participant.saving
     if kept is not None:
       return kept.get(), kept.step
     return self._participant.shared, self.global_step

@@ -60,20 +60,3 @@ def test_an_existing_folder_is_not_replaced(tmp_path):
   with pytest.raises(FileExistsError), _durable_folder(path) as new:
     new.mkdir()
   assert (path / "file").read_text() == "first"
-
-
-def test_a_folder_that_appears_at_the_last_moment_is_not_replaced(
-  tmp_path, monkeypatch
-):
-  path, rename = tmp_path / "folder", os.rename
-
-  def late(old, new):
-    path.mkdir()
-    (path / "file").write_text("first")
-    rename(old, new)
-
-  monkeypatch.setattr(os, "rename", late)
-  with pytest.raises(FileExistsError), _durable_folder(path) as new:
-    new.mkdir()
-  assert (path / "file").read_text() == "first"
-  assert list(tmp_path.iterdir()) == [path]

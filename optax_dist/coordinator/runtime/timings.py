@@ -81,18 +81,12 @@ class Stopwatch:
 
 
 class _Compiled(threading.local):
+  """Seconds that JAX has spent tracing and compiling in a thread."""
+
   seconds = 0.0
 
 
 _compiled = _Compiled()
-
-
-def compiled() -> float:
-  """Seconds that JAX has spent tracing and compiling in this thread.
-
-  Counted since this module was imported.
-  """
-  return _compiled.seconds
 
 
 def _count(event: str, duration_secs: float, **_: Any) -> None:

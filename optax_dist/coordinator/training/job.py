@@ -17,7 +17,8 @@ def is_inline(model: Model, settings: options.Options) -> bool:
 
   Shards are exchanged however small they are: no process has the whole gradient.
   """
-  return model.is_whole and model.layout.nbytes <= settings.inline_bytes
+  is_whole = model.parts.gradient is None
+  return is_whole and model.layout.nbytes <= settings.inline_bytes
 
 
 def job(

@@ -40,11 +40,6 @@ class Model(NamedTuple):
   update: update.Update
   layout: layout.Layout
 
-  @property
-  def is_whole(self) -> bool:
-    """Whether this process has whole gradients, and not shards of them."""
-    return self.parts.gradient is None
-
 
 def prepare(
   strategy: strategies.Strategy,

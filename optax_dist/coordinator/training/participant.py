@@ -33,11 +33,11 @@ from optax_dist.coordinator.runtime import (
 )
 from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.runtime.processes import Processes
+from optax_dist.coordinator.runtime.states import State
 from optax_dist.coordinator.training import job as jobs
 from optax_dist.coordinator.training import model as models
 from optax_dist.coordinator.training.encoder import Encoder
 from optax_dist.coordinator.training.samples import Samples
-from optax_dist.coordinator.training.saving import Saving
 from optax_dist.coordinator.training.submission import Submission
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -103,7 +103,7 @@ class Participant:
     driver: the event loop.
     inbox: what the event loop has notified.
     submission: what is summed and submitted.
-    saving: the common step to save at.
+    saving: the state of the common step to save; None: that of the parameters.
     stopwatch: measures the training loop.
     watchdog: finds a training loop that is stuck.
     tell: called with an event for the launcher, and its fields.
@@ -196,7 +196,10 @@ class Participant:
     self.inbox.keeps_before = strategy.reads_before
     self.inbox.on_finished = lambda: self.tell("finished")
     self.submission = self._first_submission()
-    self.saving, self.stopwatch = Saving(), timings.Stopwatch()
+    self.stopwatch = timings.Stopwatch()
+    self.saving: State | None = None
+    # The last step announced to be saved.
+    self._announced = -1
     # Without a launcher to restart it, a process is ended only on request.
     ends = bool(settings.step_timeout or on_stuck)
     self.watchdog = watchdog.Watchdog(
@@ -346,18 +349,30 @@ class Participant:
     """Forgets what the training loop has no more use for."""
     self.inbox.forget_answers(self.submission.sequence)
     if self.inbox.progress:
-      self.inbox.forget_progress(self.saving.steps(self.submission.base.step))
+      self.inbox.forget_progress(self.held_steps)
 
   def outcome(self, reason: str = "", **fields: Any) -> Outcome:
     """The outcome of what was dropped for this reason, or was not."""
     return Outcome(not reason, reason, self.submission.base.step, **fields)
 
   def announce(self, outcome: Outcome) -> Outcome:
-    """Announces once that the common step to save has been reached."""
-    to_save = self.inbox.to_save
-    if to_save is None:
+    """Announces once that the common step to save has been reached.
+
+    Its state is kept for a slow replica, which may be past it.
+    """
+    step, to_save = self.submission.base.step, self.inbox.to_save
+    self.saving = None
+    if to_save is None or not self._announced < to_save.step <= step:
       return outcome
-    return self.saving.announce(outcome, to_save, self.submission.base.step)
+    # Held before it is looked at: a newer one may replace it meanwhile.
+    self.saving, self._announced = to_save, to_save.step
+    return outcome._replace(save=to_save.step)
+
+  @property
+  def held_steps(self) -> list[int]:
+    """The steps of the parameters and of the state to save."""
+    held = (self.submission.base, self.saving)
+    return [state.step for state in held if state is not None]
 
   @property
   def most_text(self) -> int:

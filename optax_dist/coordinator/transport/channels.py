@@ -8,6 +8,8 @@ import ssl
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from optax_dist.coordinator.transport import tls
+
 # From linux/tcp.h; Python does not define them.
 _THIN_LINEAR_TIMEOUTS, _RTO_MAX_MS = 16, 44
 # Bytes in the kernel that were not sent yet; small messages have to wait for them.
@@ -97,7 +99,7 @@ Channel: TypeAlias = Plain
 
 def open_channel(
   sock: socket.socket,
-  tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
+  contexts: tls.Contexts | None,
   server_side: bool,
   silence: float,
 ) -> Channel:
@@ -105,15 +107,16 @@ def open_channel(
 
   Args:
     sock: the socket; the channel may replace the object.
-    tls: contexts of `tls.Certificates`; None for no encryption.
+    contexts: encrypt it if it leaves this host; None for no encryption.
     server_side: whether it was accepted.
     silence: seconds after which the kernel gives up on unacknowledged bytes.
   """
-  if sock.family != socket.AF_UNIX:
-    _tune(sock, silence)
-  if tls is None:
+  if sock.family == socket.AF_UNIX:
     return Plain(sock)
-  context = tls[0 if server_side else 1]
+  _tune(sock, silence)
+  if contexts is None:
+    return Plain(sock)
+  context = contexts.get()[0 if server_side else 1]
   return Tls(
     context.wrap_socket(
       sock, server_side=server_side, do_handshake_on_connect=False

@@ -127,13 +127,8 @@ class Link:
       code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
       if code:
         return code
-    plain = self.is_local or contexts is None
-    self.channel = channels.open_channel(
-      self.sock,
-      None if plain or contexts is None else contexts.get(),
-      self.endpoint is None,
-      silence,
-    )
+    accepted = self.endpoint is None
+    self.channel = channels.open_channel(self.sock, contexts, accepted, silence)
     # TLS has created another object for the descriptor.
     self.sock, self._mask = self.channel.sock, READ
     self._poller.change(self.sock, READ, self)

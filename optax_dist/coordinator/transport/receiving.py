@@ -76,12 +76,6 @@ class Receiving:
   ) -> None:
     """See `Transport.expect`."""
     memory = memoryview(into).cast("B")
-    if memory.readonly:
-      raise ValueError("into must be writable memory, got what is read-only.")
-    if transfer in self._arrays:
-      raise ValueError(
-        f"Transfer {transfer} of {self._peer!r} is expected already."
-      )
     if transfer in self._cancelled:
       self._fail(transfer, "it was cancelled before it was expected")
       return

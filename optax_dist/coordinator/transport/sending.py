@@ -104,8 +104,6 @@ class Sending:
       data = [data]
     parts = [memoryview(part).cast("B") for part in data]
     parts = [part for part in parts if part.nbytes]
-    if transfer in self._arrays:
-      raise ValueError(f"Transfer {transfer} to {self._peer!r} is in progress.")
     if transfer in self._cancelled:
       self._fail(transfer, "it was cancelled before it was sent")
       return

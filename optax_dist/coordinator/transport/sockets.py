@@ -253,7 +253,7 @@ class Transport:
       data: contiguous bytes, which are not copied, or parts of the array that
         are.
     """
-    session_ = self._session(peer, transfer)
+    session_ = self._session(peer)
     if session_ is None:
       self._not_connected(peer, transfer, True)
       return
@@ -277,7 +277,7 @@ class Transport:
       in_place: whether it may be read where the sender has it, if it is near,
         until `release`; `into` is not written to then.
     """
-    session_ = self._session(peer, transfer)
+    session_ = self._session(peer)
     if session_ is None:
       self._not_connected(peer, transfer, False)
       return
@@ -315,7 +315,7 @@ class Transport:
     peer the transfer fails, now or when it starts, unless the whole array is on
     its way.
     """
-    session_ = self._session(peer, transfer)
+    session_ = self._session(peer)
     if session_ is not None:
       session_.cancel(transfer)
       self._connections.to_write(peer)
@@ -396,10 +396,8 @@ class Transport:
       now=self.now,
     )
 
-  def _session(self, peer: str, transfer: int) -> session.Session | None:
+  def _session(self, peer: str) -> session.Session | None:
     self._check_open()
-    if not 0 <= transfer < 2**63:
-      raise ValueError(f"transfer must be from 0 to 2**63 - 1, got {transfer}.")
     return self._sessions.get(peer)
 
   def _not_connected(self, peer: str, transfer: int, sending: bool) -> None:

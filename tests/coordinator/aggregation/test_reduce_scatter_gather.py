@@ -215,23 +215,6 @@ def test_everyone_has_the_mean_to_the_bit(members, readers):
   everyone_has(group, by_hand(group.sides[:members]))
 
 
-@pytest.mark.parametrize("members", [2, 3, 4])
-def test_no_byte_more_than_needed_is_moved(members):
-  group = DtypeBuffer(members, readers=1)
-  group.average()
-  size = group.sides[0].layout.nbytes
-  exact = 2 * size * (members - 1) / members
-  for side in group.sides[:members]:
-    assert side.transport.bytes_in == pytest.approx(exact, rel=0.01)
-    assert side.transport.bytes_out == pytest.approx(
-      exact + size / members, rel=0.01
-    )
-    assert side.transport.pending() == 0
-  assert group.sides[members].transport.bytes_in == pytest.approx(
-    size, rel=0.01
-  )
-
-
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 def test_a_mean_of_slots_does_not_depend_on_their_members(members, wire):

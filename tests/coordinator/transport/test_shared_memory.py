@@ -93,21 +93,6 @@ def test_memory_is_private_when_descriptors_run_out(monkeypatch):
   assert not _files() - files
 
 
-def test_few_free_buffers_are_kept():
-  pool = shared_memory.Pool()
-  taken = [pool.allocate(n * 300_000) for n in range(1, 40)]
-  region = pool.find(taken[0])
-  region.readers += 1
-  taken.clear()
-  small = pool.allocate(1)
-  assert len(pool._regions) == 10
-  assert region in pool._regions
-  pool.returned(region)
-  assert len(pool._regions) == 9
-  pool.close()
-  del small
-
-
 def test_memory_that_could_shrink_is_not_mapped():
   pool = shared_memory.Pool()
   region = pool.find(pool.allocate(shared_memory.LEAST))

@@ -505,25 +505,6 @@ def test_a_killed_process_is_noticed_at_once(alone):
     assert bytes(array.data) == b"7" * 1_000_000
 
 
-def test_a_forked_child_does_not_hold_the_connection(alone):
-  code = """
-  if os.fork() == 0:
-    try:
-      t.poll(0)
-    except RuntimeError as error:
-      assert "forked" in str(error)
-      time.sleep(300)
-    os._exit(1)
-  while True: t.poll(None)
-  """
-  with _process(alone, code) as process:
-    _until(alone, interface.Message)
-    # The parent continues as before, though its child has closed everything.
-    assert not alone.poll(10 * _PATIENT.heartbeat)
-    process.kill()
-    assert _until(alone, interface.PeerLost).how == "broken"
-
-
 def test_a_stopped_process_is_silent_and_comes_back(alone):
   code = """
   while True:
@@ -543,22 +524,6 @@ def test_a_stopped_process_is_silent_and_comes_back(alone):
     os.kill(process.pid, signal.SIGCONT)
     event = _until(alone, interface.Message)
     assert event.payload == b"broken"
-
-
-def test_an_exception_in_a_running_process_is_reported(alone):
-  code = """
-  t.poll(0.3)
-  try:
-    raise ZeroDivisionError("in the loss")
-  except ZeroDivisionError as error:
-    t.close(repr(error))
-  time.sleep(300)
-  """
-  with _process(alone, code):
-    _until(alone, interface.Message)
-    lost = _until(alone, interface.PeerLost)
-    assert lost.how == "left"
-    assert "in the loss" in lost.reason
 
 
 def test_ctrl_c_while_waiting_leaves_connections_as_they_were(tcp, monkeypatch):

@@ -29,24 +29,6 @@ def _replace(files, by):
     shutil.copy(getattr(by, name), getattr(files, name))
 
 
-def test_certificates_are_read_again_when_they_change(
-  authority, world, tmp_path
-):
-  files = authority.issue()
-  a, _b = (world.add(name, certificates=files) for name in "ab")
-  world.connect("a", "b")
-  world.wait_for("b", interface.PeerUp)
-  # Another authority: what was read before would be refused by new processes.
-  _replace(files, issued.Authority(tmp_path / "new").issue())
-  world.add("c", certificates=files)
-  world.connect("c", "a")
-  world.connect("b", "c")
-  world.wait_for("c", interface.PeerUp, 2)
-  a.send("b", [b"still connected"])
-  world.wait_for("b", interface.Message)
-  assert worlds.lost(world, "a") == worlds.lost(world, "b") == []
-
-
 def test_what_was_read_stays_until_all_files_are_replaced(
   authority, world, tmp_path, caplog
 ):
@@ -126,22 +108,6 @@ def test_what_comes_true_while_a_process_lives_is_named_by_its_peers(
       "refused",
       f"it refuses this side's certificate in {bad.certificate}: {dials}",
     )
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_certificates_on_one_side_only_are_named_at_once(
-  authority, world, first
-):
-  files = authority.issue()
-  world.add("a", certificates=files if first else None)
-  world.add("b", certificates=None if first else files)
-  world.connect("b", "a")
-  (event,) = world.wait_for("b", interface.PeerLost)
-  assert event.how == "refused"
-  if first:
-    assert "this side has certificates, and the other side none" in event.reason
-  else:
-    assert event.reason == "it has no certificates, and this side has"
 
 
 def test_one_that_has_refused_is_not_called_again_at_once(

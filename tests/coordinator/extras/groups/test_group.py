@@ -1,8 +1,6 @@
 """Replicas of several processes, as threads: each has a tree for its shards."""
 
 import copy
-import io
-import os
 import subprocess
 import sys
 import threading
@@ -14,12 +12,11 @@ import optax
 import pytest
 
 from optax_dist import ledger
-from optax_dist.coordinator import errors, joining, strategies
+from optax_dist.coordinator import errors, strategies
 from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.extras.groups import group as groups
 from optax_dist.coordinator.extras.groups.inbox import GroupInbox
 from optax_dist.coordinator.options import Options
-from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint, process_exit, states
 from optax_dist.coordinator.training.participant import Participant
@@ -375,16 +372,6 @@ def test_a_collective_with_a_lost_process_ends():
   assert "Process 1 is lost. This process ends, too." in done.stderr
 
 
-def test_a_process_ends_even_if_nothing_can_be_printed(monkeypatch):
-  closed, codes = io.StringIO(), []
-  closed.close()
-  monkeypatch.setattr(os, "_exit", codes.append)
-  monkeypatch.setattr(sys, "stderr", closed)
-  process_exit.end_process("Process 1 is lost.")
-  joining._end("stuck")
-  assert codes == [process_exit.EXIT_CODE] * 2
-
-
 def test_processes_at_different_calls_are_reported():
   seen = GroupInbox(states.State(0, {}), None, timeout=5.0, on_loss=print)
   seen.notify(commands.Advance(3, 0))
@@ -393,25 +380,3 @@ def test_processes_at_different_calls_are_reported():
   late = GroupInbox(states.State(0, {}), None, timeout=0.1, on_loss=print)
   late.sync()
   assert "did not come to the same place" in str(late.failure)
-
-
-def test_a_process_looks_as_far_as_process_0_and_no_further():
-  told = []
-  speaks = GroupInbox(states.State(0, {}), told.append, 5.0, on_loss=print)
-  hears = GroupInbox(states.State(0, {}), None, 5.0, on_loss=print)
-  for one in (speaks, hears):
-    one.notify(fx.SetRequested(2))
-  speaks.sync()
-  for one in (speaks, hears):
-    one.notify(fx.SetRequested(3))
-  assert (speaks.requested, hears.requested) == (2, 1)
-  hears.notify(told[0])
-  hears.sync()
-  assert (told[0].events, hears.requested) == (1, 2)
-  assert not speaks.agree(False)
-  assert speaks.agree(True)
-  for order in told[1:]:
-    hears.notify(order)
-  assert not hears.agree(True)
-  assert hears.agree(False)
-  assert speaks.requested == hears.requested == 3
