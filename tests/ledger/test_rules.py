@@ -178,27 +178,6 @@ def test_an_exact_epoch_ends_before_the_next_begins():
   assert run.state.left == 0
 
 
-def test_fewer_gradients_in_a_step_close_the_next_epoch_again():
-  """What was leased of it and comes back waits; the open epoch goes on."""
-  state = ledger.init(ledger.Batches(4, 4, epochs=3, shuffle=False), 4)
-  state, _ = ledger.step(state, ledger.Ask("a"), ledger.Ask("b", 3))
-  rest = ((1, 4),)
-  state, _ = ledger.step(
-    state, ledger.Accept("b", rest), ledger.Commit((("b", rest),))
-  )
-  state, (lease,) = ledger.step(state, ledger.Ask("c", 2))
-  assert lease.spans == ((4, 6),)
-  state, _ = ledger.step(
-    state,
-    ledger.Need(1),
-    ledger.Drop("a", ((0, 1),)),
-    ledger.Drop("c", ((4, 6),)),
-  )
-  state, (lease,) = ledger.step(state, ledger.Ask("d", 2))
-  assert lease.spans == ((0, 1),)
-  assert state.pool == ((4, 6),)
-
-
 def test_samples_that_are_not_leased_are_not_accepted():
   state = ledger.init(ledger.Batches(8, 2), 2)
   state, _ = ledger.step(state, ledger.Ask("a"))

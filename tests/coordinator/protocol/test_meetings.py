@@ -88,19 +88,6 @@ def test_the_next_coordinator_knows_who_has_met():
   assert replica.lose("a1") == {"a0"}
 
 
-def test_one_that_missed_the_start_of_its_replica_ends():
-  replica = Replica()
-  replica.call("b1", 1)
-  assert replica.call("a0", 0, generation="a0") == {"a0"}
-  assert "started again" in replica.told["a0"].reason
-  # And the other way round.
-  replica = Replica()
-  replica.call("a0", 0, generation="a0")
-  assert replica.call("b1", 1) == {"a0", "b1"}
-  assert isinstance(replica.told["a0"], msg.Parted)
-  assert replica.told["b1"] == msg.Awaited((0,))
-
-
 def test_a_second_process_of_a_number_takes_its_place():
   replica = Replica()
   replica.call("a1", 1)
@@ -109,14 +96,6 @@ def test_a_second_process_of_a_number_takes_its_place():
   assert not replica.lose("a1")
   replica.call("b0", 0)
   assert replica.told["b1"] == msg.Met("b0", PLACE)
-
-
-def test_replicas_and_runs_meet_apart():
-  replica = Replica()
-  replica.call("a0", 0)
-  replica.call("x1", 1, replica=1)
-  replica.call("y1", 1, run="another")
-  assert replica.told["x1"] == replica.told["y1"] == msg.Awaited((0,))
 
 
 def test_numbers_that_do_not_fit_are_named():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from optax_dist.coordinator.protocol.entries import Incarnation
@@ -101,13 +101,13 @@ class Audit:
         self._votes[position].setdefault(incarnation, digest)
     return ""
 
-  def assign(
+  def next(
     self,
     idle: Iterable[Incarnation],
     blocked: set[Incarnation],
     leases: Sequence[Spans],
-  ) -> Iterator[tuple[Incarnation, Spans]]:
-    """Has idle members compute slots again; yields each with its slot.
+  ) -> tuple[Incarnation, Spans] | None:
+    """The next slot that is computed again, and the idle member that does so.
 
     Args:
       idle: members without a lease.
@@ -124,9 +124,8 @@ class Audit:
         if incarnation in blocked and not self._differ(votes):
           continue
         if incarnation not in votes and at_work[position] < lacks:
-          at_work[position] += 1
-          yield incarnation, self._slot(position)
-          break
+          return incarnation, self._slot(position)
+    return None
 
   def wants(self, slot: Spans, incarnation: Incarnation) -> bool:
     """Whether a member's digest of an audited slot would be another one."""

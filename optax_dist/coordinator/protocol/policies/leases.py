@@ -84,7 +84,7 @@ class LeaseManager(Policy):
   def _assign(self, incarnation: Incarnation, spans: Spans) -> None:
     """A member is to compute these samples, and no others."""
     if self._slots is not None:
-      self._slots.assign(incarnation, spans, self.now)
+      self._slots.sharing.assign(incarnation, spans, self.now)
     self._pending[incarnation] = None
 
   def announcements(self) -> list[Request]:
@@ -113,13 +113,15 @@ class LeaseManager(Policy):
   def _leave_out(self, incarnation: Incarnation, spans: Spans) -> None:
     """A member need not compute these samples any more."""
     slots = self._slots
-    if slots is not None and slots.leave_out(incarnation, spans, self.now):
+    if slots is not None and slots.sharing.leave_out(
+      incarnation, spans, self.now
+    ):
       self._pending[incarnation] = None
 
   def lease(self, incarnation: Incarnation) -> Spans:
     """The samples that a member is to compute on."""
     if self._slots is not None:
-      return self._slots.lease(incarnation)
+      return self._slots.sharing.lease(incarnation)
     return self._out(incarnation)
 
   def _out(self, incarnation: Incarnation) -> Spans:
@@ -152,7 +154,7 @@ class LeaseManager(Policy):
 
   def request(self, incarnation: Incarnation, count: int) -> None:
     if self._slots is not None:
-      self._slots.assign(incarnation, (), self.now)
+      self._slots.sharing.assign(incarnation, (), self.now)
     self._step(ledger.Ask(incarnation, self._share(count)))
 
   def _share(self, count: int) -> int:
@@ -201,7 +203,7 @@ class LeaseManager(Policy):
     if zeros:
       self._count(incarnation, sp.size(zeros) // self.state.unit)
     self._step(ledger.Accept(incarnation, message.data, zeros))
-    for other in () if self._slots is None else self._slots.members:
+    for other in () if self._slots is None else self._slots.sharing.members:
       self._leave_out(other, message.data)
     return False
 

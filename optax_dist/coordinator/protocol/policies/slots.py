@@ -34,6 +34,7 @@ class Slots:
 
   Attributes:
     live: how many members there are.
+    sharing: what each was told to compute.
   """
 
   def __init__(
@@ -49,35 +50,14 @@ class Slots:
     """
     self.live = 1
     self._unit = unit
-    self._sharing = Sharing(unit, assumed_seconds)
+    self.sharing = Sharing(unit, assumed_seconds)
     self._audit = Audit(data, step) if data.audit else None
     # The slots of this step that count as zeros, as each member has found.
     self._zeros: dict[Incarnation, Spans] = {}
 
-  # What members compute.
-
-  @property
-  def members(self) -> tuple[Incarnation, ...]:
-    """Who is to compute something."""
-    return self._sharing.members
-
-  def lease(self, incarnation: Incarnation) -> Spans:
-    """What a member is to compute."""
-    return self._sharing.lease(incarnation)
-
-  def assign(self, incarnation: Incarnation, spans: Spans, now: float) -> None:
-    """A member is to compute these, and no others."""
-    self._sharing.assign(incarnation, spans, now)
-
-  def leave_out(
-    self, incarnation: Incarnation, spans: Spans, now: float
-  ) -> bool:
-    """A member need not compute these; returns whether it was to compute some."""
-    return self._sharing.leave_out(incarnation, spans, now)
-
   def removed(self, incarnation: Incarnation) -> None:
     """A member is gone."""
-    self._sharing.removed(incarnation)
+    self.sharing.removed(incarnation)
     if self._audit is not None:
       self._audit.removed(incarnation)
 
@@ -86,7 +66,7 @@ class Slots:
 
     All that are idle share what is free; who gets too much is relieved of it.
     """
-    idle = max(1, self.live - len(self.members))
+    idle = max(1, self.live - len(self.sharing.members))
     return max(1, -(-state.free // (idle * self._unit)))
 
   def begin(
@@ -95,7 +75,7 @@ class Slots:
     """Begins a step; returns how many slots each member gets, in order."""
     able = [i for i in requested if not ledger.is_blocked(state, i)]
     shares = dict.fromkeys(requested, 0)
-    shares |= self._sharing.share(sorted(able), state.need)
+    shares |= self.sharing.share(sorted(able), state.need)
     if self._audit is not None:
       self._audit.begin(step)
     self._zeros.clear()
@@ -122,15 +102,15 @@ class Slots:
       return Move(theft.thief, theft.slots, owner)
     if self._audit is None or not waiting:
       return None
-    leases = [*map(self.lease, self.members)]
+    leases = [*map(self.sharing.lease, self.sharing.members)]
     waiting.sort(key=blocked.__contains__)
-    again = self._audit.assign(waiting, blocked, leases)
-    return next((Move(*one) for one in again), None)
+    again = self._audit.next(waiting, blocked, leases)
+    return None if again is None else Move(*again)
 
   def _waiting(self, state: ledger.State) -> list[Incarnation]:
     """Members that have nothing to compute in this step."""
     waiting = [holder for holder, _ in state.waiting if isinstance(holder, int)]
-    return [i for i in waiting if not self.lease(i)]
+    return [i for i in waiting if not self.sharing.lease(i)]
 
   def _left_out(self, state: ledger.State) -> Spans:
     """A slot that nobody computes, though it is leased; empty for none.
@@ -138,7 +118,7 @@ class Slots:
     Its member leaves it out, for another one had it, which has gone or got others.
     """
     out = sp.union(*(held.out for held in state.held.values()))
-    computed = map(self.lease, self.members)
+    computed = map(self.sharing.lease, self.sharing.members)
     rest = sp.minus(out, [span for spans in computed for span in spans])
     return sp.head(rest, self._unit)[0]
 
@@ -146,7 +126,7 @@ class Slots:
     self, state: ledger.State, idle: list[Incarnation], now: float
   ) -> Theft | None:
     """The next slots that an idle member takes from a slow one, if there are any."""
-    sharing, pairs = self._sharing, []
+    sharing, pairs = self.sharing, []
     idle = sharing.by_pace(idle)
     for owner in sharing.members if idle else ():
       able = (i for i in idle if self._may_compute(i, owner, state))
@@ -159,7 +139,7 @@ class Slots:
     self, thief: Incarnation, owner: Incarnation, state: ledger.State
   ) -> bool:
     """Whether it is of use that one member computes what another one does."""
-    lease, held = self.lease(owner), state.held.get(owner)
+    lease, held = self.sharing.lease(owner), state.held.get(owner)
     if held is not None and sp.overlap(lease, held.out):
       return True
     # It is computed again, for an audit.
@@ -173,7 +153,7 @@ class Slots:
     """A member has submitted slots; returns what is wrong with that, if it is."""
     data, timings = message.data, message.timings
     compiled = 0.0 if timings is None else timings.compiled
-    self._sharing.brought(incarnation, data, compiled, now)
+    self.sharing.brought(incarnation, data, compiled, now)
     try:
       sent = audit.unpack(message.work)
     except ValueError as error:
@@ -204,7 +184,7 @@ class Slots:
     if self._audit is None:
       return False
     able = {i for i in _members(state) if not ledger.is_blocked(state, i)}
-    return self._sharing.measured < 2 or self._audit.is_settled(able)
+    return self.sharing.measured < 2 or self._audit.is_settled(able)
 
   def verdict(self, state: ledger.State) -> Verdict | None:
     """What was found where members' gradients differ; None if none do."""
