@@ -5,6 +5,7 @@ import dataclasses
 import os
 import random
 import socket
+import ssl
 import threading
 import time
 
@@ -235,6 +236,41 @@ def test_a_man_in_the_middle_can_change_nothing(new_world):
     sock.close()
   for thread in threads:
     thread.join(60)
+
+
+def _ask(context, sock):
+  """What the other side answers over TLS, if it does."""
+  with contextlib.suppress(OSError), context.wrap_socket(sock) as wrapped:
+    wrapped.sendall(b"hello")
+    return wrapped.recv(100)
+  return b""
+
+
+def test_certificates_of_another_authority_are_refused(tmp_path, new_world):
+  world = new_world("tls", limits=_QUICK)
+  a = world.add("a")
+  other = new_world("tls", tmp_path, _QUICK)
+  b = other.add("b")
+  b.connect("a", world.address("a"))
+  # Both are driven here, which are of one world but for their certificates.
+  world.all["b"], world.events["b"] = b, other.events["b"]
+  (event,) = world.wait_for("b", interface.PeerLost)
+  assert event.how == "refused"
+  assert "its certificate can't be used: it is not signed by" in event.reason
+  assert not world.events["a"]
+  # And none at all is refused too.
+  context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+  context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+  sock = _stranger(a, "tls")
+  asked = threading.Event()
+  thread = threading.Thread(target=lambda: world.run_until(asked.is_set))
+  thread.start()
+  try:
+    assert _ask(context, sock) == b""
+  finally:
+    asked.set()
+    thread.join(60)
+    sock.close()
 
 
 def test_certificates_encrypt_every_byte(new_world):
