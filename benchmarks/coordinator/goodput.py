@@ -9,9 +9,6 @@ at once, or the coordinator with a replica get SIGKILL:
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 5 --strategy diloco
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 1 --standby 1
 
-With --micro-batches, a gradient that is stale is abandoned at the next micro-batch, as
-a training step in micro-batches can do.
-
 `kept` and `bound` are those of `optax-dist report`, from the first strike on. `stall`
 is by how much the step of a strike, or the one after it, was longer than a usual one.
 The parts of the time to be back are measured in the process that is back. All other
@@ -78,13 +75,8 @@ def train(args):
     joined, counted = time.time(), None
     while not replica.finished:
       grads = gradient(replica.params, float(replica.replica))
-      for _ in range(args.micro_batches):
-        time.sleep(pause / args.micro_batches)
-        if args.micro_batches > 1 and replica.is_stale:
-          outcome = replica.abandon()
-          break
-      else:
-        outcome = replica.step(grads)
+      time.sleep(pause)
+      outcome = replica.step(grads)
       if counted is None and (outcome.members or args.strategy == "decoupled"):
         counted = time.time()
         times = {
@@ -345,7 +337,6 @@ def main():
   add = parser.add_argument
   add("--replicas", type=int, default=8)
   add("--gradient", type=float, default=1.0, help="seconds, or of a round")
-  add("--micro-batches", type=int, default=1, help="of a gradient")
   add("--strategy", choices=("sync", "diloco", "decoupled"), default="sync")
   add("--seconds", type=float, default=480.0)
   add("--every", type=float, default=29.0, help="seconds between two strikes")
