@@ -50,10 +50,6 @@ class Endpoint:
     if self.restart is not None and how in ("broken", "unreachable", "gone"):
       self.restart()
 
-  def has_moved(self) -> bool:
-    """Whether another process is the coordinator now; true once for each."""
-    return self.finder is not None and self.finder.has_moved()
-
   def close(self, reason: str = "") -> None:
     """Closes the transport; peers are told why."""
     if self.finder is not None:

@@ -77,7 +77,8 @@ class Peers:
 
   def moved(self) -> transports.PeerLost | None:
     """The loss of a coordinator that another process has replaced."""
-    if not self._endpoint.has_moved():
+    finder = self._endpoint.finder
+    if finder is None or not finder.has_moved():
       return None
     why = "another process is the coordinator now"
     self._transport.disconnect(endpoints.COORDINATOR, why)
