@@ -111,13 +111,6 @@ class History:
     later = [s for number, s in self.starts.items() if number > epoch]
     return step > min([self.step, *later[:1]])
 
-  def of_process(self, process: Process) -> Member | None:
-    """The membership of a process."""
-    for member in self.members.values():
-      if member.process == process:
-        return member
-    return None
-
   def apply(self, record: Record) -> None:
     """Applies a record.
 
