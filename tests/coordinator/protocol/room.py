@@ -4,11 +4,13 @@ There is no network, and no time passes by itself. Messages arrive at once, but 
 those of a process that is held. A script's lines are commands:
 
     run needed=2 replicas=3 inline_bytes=8     the numbers of the run
+    run needed=1 replicas=2 samples=4          samples are leased, one a gradient
     start a b c                                replicas, whose processes start
     bring checkpoint 1                         the state that later ones start with
     submit a | submit a 1 | submit a nan       a gradient (on an earlier step)
     submit a sum=2 | submit a sum=3 more       a sum (that extends the one taken)
     submit a long                              a gradient with a byte too many
+    submit a 1 0-1                             one on sample 0, which is leased to a
     stranger c                                 a replica of another job starts
     absent 1 2 | absent 1 given up             these have ended, and never joined
     ended b                                    its process has, says its launcher
@@ -29,6 +31,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
+from optax_dist import ledger
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
@@ -109,6 +112,7 @@ class Room:
     self.log: list[Record] = []
     self.told: list[str] = []
     self.rules = Rules()
+    self.data: ledger.Batches | None = None
     self.chief: Coordinator | None = None
     self.clients: dict[str, Client] = {}
     self.queue: collections.deque[tuple[str, str, Any]] = collections.deque()
@@ -138,8 +142,12 @@ class Room:
 
   def do_run(self, *numbers: str) -> None:
     fields: dict[str, Any] = {"timeout": 100.0, "silence_timeout": 5.0}
+    samples = 0
     for number in numbers:
       name, _, value = number.partition("=")
+      if name == "samples":
+        samples = int(value)
+        continue
       name = {
         "needed": "replicas_to_aggregate",
         "replicas": "total_num_replicas",
@@ -154,6 +162,8 @@ class Room:
         else int(value)
       )
     self.rules = Rules(**fields)
+    if samples:
+      self.data = ledger.Batches(samples, self.rules.replicas_to_aggregate)
     self.do_restart()
 
   def do_restart(self) -> None:
@@ -183,7 +193,7 @@ class Room:
     self.give(_CHIEF, ins.NeverJoined((), "", (name,)))
 
   def do_submit(self, name: str, *how: str) -> None:
-    total, step, compute = 1, self.steps[name], None
+    total, step, compute, data = 1, self.steps[name], None, ()
     for word in how:
       if word.isdigit():
         step = int(word)
@@ -191,6 +201,9 @@ class Room:
         total = int(word[4:])
       elif word.startswith("took="):
         compute = float(word[5:])
+      elif word[0].isdigit():
+        first, _, last = word.partition("-")
+        data = ((int(first), int(last)),)
     finite = "nan" not in how
     size = (self.rules.inline_bytes or 0) + ("long" in how)
     self.sequences[name] += 1
@@ -204,6 +217,7 @@ class Room:
       finite,
       b"g" * size if finite else b"",
       compute=compute,
+      data=data,
     )
     self.sums[name] = total
     self.give(name, submitted)
@@ -304,7 +318,7 @@ class Room:
   def begin(self, name: str, optimizer: str) -> None:
     replica, start = "abcdefgh".index(name[0]), self.brought
     me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
-    job = Job((("optimizer", optimizer),), self.rules)
+    job = Job((("optimizer", optimizer),), self.rules, data=self.data)
     self.clients[name] = Client(self.config(job), me)
     self.rounds[name], self.steps[name] = {}, start.step
     self.give(name, ins.Started())
