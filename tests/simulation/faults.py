@@ -145,6 +145,10 @@ def schedule(seed: int, steps: int = 0, outage: str = "") -> Schedule:
   pace = max(setting.compute) + 4 * setting.latency
   if outage or seed % 4 == _OUTAGES:
     return Schedule(seed, *outages.schedule(seed, setting, pace, outage))
+  brings = random.Random(f"starts {seed}")
+  if brings.random() < 0.2:
+    starts = tuple(brings.choice((0, 0, 1, 3)) for _ in range(8))
+    setting = dataclasses.replace(setting, starts=starts)
   faults = []
   time = 0.0
   for _ in range(r.choice((0, 1, 2, 3, 4, 6))):

@@ -107,6 +107,7 @@ def schedule(seed: int, steps: int = 12) -> faults.Schedule:
     needed=needed,
     alone=False,
     max_staleness=0,
+    starts=(),
     policy=MakeRounds(numbers),
   )
   found = dataclasses.replace(found, setting=setting)

@@ -28,7 +28,6 @@ from tests.simulation.world import (
   SILENCE_TIMEOUT,
   Process,
   World,
-  digest,
 )
 
 # Processes of each replica.
@@ -102,9 +101,7 @@ class GroupWorld(World):
     life = sum(p.index == index and p.rank == 0 for p in self.all)
     first = f"{'abcdefgh'[index]}{life}"
     names = (first, *(f"{first}.{rank}" for rank in range(1, SIZE)))
-    state = digest(self.seed, 0)
-    if not self.setting.same_start:
-      state = digest(self.seed, index, len(self.all))
+    state = self.brought(index)
     for rank, name in enumerate(names):
       process = GroupProcess(self, names, rank, index, state)
       self.all.append(process)

@@ -34,6 +34,7 @@ from optax_dist.coordinator.protocol.entries import (
   Record,
   Recovered,
   Removed,
+  RoundId,
 )
 from optax_dist.coordinator.protocol.history import RECENT
 from optax_dist.coordinator.protocol.policies import audit
@@ -115,7 +116,8 @@ class Checker:
     # When each was appended.
     self.times: list[float] = []
     self.epochs: list[int] = []
-    self.beginnings = 0
+    # How often it has begun, and from which step.
+    self.beginnings, self.origin = 0, 0
     # When the run began last, and how many steps there were by then.
     self.began_from = 0.0, 0
     # When the last coordinator started, and whether it has lost records.
@@ -302,10 +304,11 @@ class Checker:
 
   def began(self, step: int) -> None:
     """The run begins, or begins again since nobody has its state."""
-    self.beginnings += 1
+    has_steps = len(self.commits) > self.origin
+    self.beginnings, self.origin = self.beginnings + 1, step
     self.began_from = self.world.now, len(self.commits)
     self.recovered = self.recovered or self.beginnings > 1
-    if self.commits:
+    if has_steps:
       holders = self.holders.get(len(self.commits), set())
       here = set(self.members.values()) & holders
       if here:
@@ -320,8 +323,9 @@ class Checker:
     self.members = {}
     self.forget_steps(step)
     for missing in range(len(self.commits), step):
-      # It was lost with the log, and its replica has it.
-      known = [c for c in self.cut_off if c.round.step == missing]
+      # It was lost with the log, and its replica has it; or it is of another run.
+      known = [Committed(RoundId(0, missing, 0), (), b"", False, (), ())]
+      known += [c for c in self.cut_off if c.round.step == missing]
       self.commits.append(known[-1])
       self.times.append(self.world.now)
       self.written.append(None)
@@ -350,6 +354,7 @@ class Checker:
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.all_could_call(process, step)
+    self.on_newest_start(step)
     self.of_one_job(commit)
     self.commits.append(commit)
     for change in commit.changes:
@@ -427,6 +432,14 @@ class Checker:
       there = name in chief.connections or name in chief.losing
       if process.alive and not process.over and not there:
         self.fail("A20", f"step {step} is committed before {name} has called")
+
+  def on_newest_start(self, step: int) -> None:
+    """The first step is on the newest state that a replica has brought."""
+    for name in self.members.values() if step == self.origin else ():
+      offered = self.world.by_name[name].offered
+      if offered > step:
+        text = f"the first step is {step}, and {name} brought step {offered}"
+        self.fail("A20", text)
 
   def of_one_job(self, commit: Committed) -> None:
     """A stranger has taken a step only if most of those that were there are such."""

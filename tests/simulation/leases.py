@@ -32,6 +32,7 @@ def with_data(found: faults.Schedule, seed: int) -> faults.Schedule:
   setting = dataclasses.replace(
     setting,
     data=data,
+    starts=(),
     local_steps=2 if halves else 1,
     not_finite=r.choice((0.01, 0.01, 0.01, 0.4)),
   )

@@ -415,6 +415,14 @@ FAULTS = (
     Outage("stuck"),
   ),
   Planted(
+    "A20",
+    "a run goes on from the state of the first caller, though another is newer",
+    f"{_COORDINATOR}.run",
+    "Run._hello",
+    "hello.start.step > history.origin.step",
+    "False",
+  ),
+  Planted(
     "A22",
     "steps wait for the first gradient of a newcomer",
     f"{_COORDINATOR}.steps.intake",

@@ -33,6 +33,7 @@ def schedule(seed: int, steps: int = 0) -> faults.Schedule:
     needed=slots,
     alone=False,
     max_staleness=0,
+    starts=(),
     data=data,
     compute=tuple(
       # Who hangs does so with a slot.

@@ -71,6 +71,7 @@ class Setting:
     rates: the speed of each replica's clock.
     fingerprint_every: as in `Config`.
     same_start: whether all start from the same state.
+    starts: the step of the state that each replica brings; (): 0 for all.
     leaves: whether each replica leaves after its last step; otherwise the first
       one there finishes the run for all.
     data: whose samples are leased, if any.
@@ -98,6 +99,7 @@ class Setting:
   rates: tuple[float, ...] = (1.0,) * 8
   fingerprint_every: int = 0
   same_start: bool = True
+  starts: tuple[int, ...] = ()
   leaves: bool = False
   data: ledger.Batches | None = None
   adaptive: bool = False
@@ -284,7 +286,8 @@ class Process(Node):
     # Until when what it sends of a gradient comes piece by piece, or of a snapshot.
     self.crawls_until = self.serves_until = -math.inf
     # The published state, and the speculative one.
-    self.step, self.version = 0, start
+    self.step = setting.starts[index] if setting.starts else 0
+    self.version = start
     self.ahead: tuple[int, int] | None = None
     self.before: int = start
     # What the training loop is notified of, and how far it is.
@@ -327,8 +330,8 @@ class Process(Node):
     # Whether it has aborted; whether it can't agree with the others, and has to be
     # refused.
     self.aborted = self.stranger = False
-    # When a coordinator has heard its last call.
-    self.called_at = math.inf
+    # When a coordinator has heard its last call, and the step that it offered.
+    self.called_at, self.offered = math.inf, -1
     # Whether it computes wrong gradients.
     self.is_faulty = False
     # When it was admitted, or its state was replaced.
@@ -340,7 +343,7 @@ class Process(Node):
       name,
       index,
       f"at {name}",
-      Start(0, str(start)),
+      Start(self.step, str(start)),
       COORDINATOR,
       "at the coordinator",
       wants_inner=setting.policy is not None or setting.alone,
@@ -541,10 +544,7 @@ class World:
   def start(self, index: int, stranger: bool = False) -> Process:
     """Starts a process for this replica."""
     name = f"{'abcdefgh'[index]}{sum(p.index == index for p in self.all)}"
-    state = digest(self.seed, 0 if self.setting.same_start else name[-1:])
-    if not self.setting.same_start:
-      state = digest(self.seed, index, len(self.all))
-    process = Process(self, name, index, state)
+    process = Process(self, name, index, self.brought(index))
     if stranger or index in self.setting.strangers:
       process.stranger = True
       job = codec.replace(
@@ -559,6 +559,13 @@ class World:
       self.at(self.now + HEARTBEAT, self.beat, process)
     self.at(self.now, self.input, process, ins.Started())
     return process
+
+  def brought(self, index: int) -> int:
+    """The version that a replica starts from."""
+    if not self.setting.same_start:
+      return digest(self.seed, index, len(self.all))
+    starts = self.setting.starts
+    return digest(self.seed, starts[index] if starts else 0)
 
   def start_coordinator(self) -> Chief:
     """Starts the coordinator, from its log."""
@@ -614,7 +621,9 @@ class World:
       if isinstance(input_.message, msg.Welcome):
         process.welcomed_at = self.now
       elif isinstance(input_.message, msg.Hello):
-        self.by_name[input_.peer].called_at = self.now
+        caller = self.by_name[input_.peer]
+        caller.called_at = self.now
+        caller.offered = input_.message.start.step
       elif isinstance(input_.message, msg.SubmitGradient):
         key = input_.peer, input_.message.sequence
         self.chief.has[key] = self.now
