@@ -221,10 +221,11 @@ def _all_are_members(world: World) -> bool:
   return len(indices) == world.setting.replicas
 
 
-def _can_spare_one(world: World) -> bool:
-  """Whether steps continue without a replica that just died permanently."""
+def can_spare(world: World, index: int) -> bool:
+  """Whether steps continue without this replica."""
   setting = world.setting
-  if len({p.index for p in world.all if p.alive}) != setting.replicas - 1:
+  living = {p.index for p in world.all if p.alive} - {index}
+  if len(living) != setting.replicas - 1:
     return False
   if any(p.wants_leave or p.over for p in world.all):
     return False
@@ -299,10 +300,10 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
           world.cut(world.chief, other, details[1])
           world.cut(other, world.chief, details[1])
     case "kill" | "restart":
-      world.kill(process)
       delay = details[1]
-      if delay < 0.0 and not _can_spare_one(world):
+      if delay < 0.0 and not can_spare(world, process.index):
         delay = 0.5
+      world.kill(process)
       world.spared = world.spared or delay < 0.0
       if delay >= 0.0:
         world.at(world.now + delay, world.start, process.index)

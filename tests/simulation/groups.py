@@ -21,7 +21,7 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.client.client import Client
-from tests.simulation import faults
+from tests.simulation import faults, leases
 from tests.simulation.invariants import FORGOTTEN, Checker
 from tests.simulation.world import (
   SILENCE,
@@ -370,20 +370,6 @@ def _living(world: Any, index: int, rank: int) -> Any:
   return None
 
 
-def _can_spare_one(world: Any, index: int) -> bool:
-  setting = world.setting
-  living = {p.index for p in world.all if p.alive} - {index}
-  if len(living) != setting.replicas - 1 or world.gone:
-    return False
-  if any(p.wants_leave or p.over for p in world.all):
-    return False
-  if setting.needed < setting.replicas:
-    return True
-  joined = set(world.checker.processes.values())
-  known = {p.index for p in world.all if p.name in joined}
-  return setting.lower_on_loss and len(known) == setting.replicas
-
-
 def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
   """Lets a fault happen to one process, where there is one."""
   index, rank, other, short, long, often = details
@@ -403,7 +389,7 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
   second = _living(world, *other)
   match kind:
     case "kill":
-      if often < 0.0 and _can_spare_one(world, process.index):
+      if often < 0.0 and faults.can_spare(world, process.index):
         world.gone.add(process.index)
         world.spared = True
       world.kill(process)
@@ -442,3 +428,14 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
 def run(found: faults.Schedule, trace: bool = False) -> faults.Result:
   """Runs a schedule to its end, checking all the time."""
   return faults.run(found, trace, GroupWorld, GroupChecker, strike)
+
+
+class Leased:
+  """The same schedules, where samples are leased."""
+
+  run = staticmethod(run)
+
+  @staticmethod
+  def schedule(seed: int) -> faults.Schedule:
+    """The schedule of a seed."""
+    return leases.with_data(schedule(seed), seed)
