@@ -305,6 +305,8 @@ class Checker:
   def began(self, step: int) -> None:
     """The run begins, or begins again since nobody has its state."""
     has_steps = len(self.commits) > self.origin
+    if not has_steps and not self.world.is_troubled(self.world.now):
+      self.no_newer_start(step)
     self.beginnings, self.origin = self.beginnings + 1, step
     self.began_from = self.world.now, len(self.commits)
     self.recovered = self.recovered or self.beginnings > 1
@@ -331,6 +333,14 @@ class Checker:
       self.written.append(None)
     self.versions.clear()
     self.holders.clear()
+
+  def no_newer_start(self, step: int) -> None:
+    """Who has just brought a newer state is waited for before the first step."""
+    since = self.world.now - _ON_ITS_WAY
+    for process in self.world.all:
+      if process.alive and process.called_at > since and process.offered > step:
+        what = f"step {step}, and {process.name} brought {process.offered}"
+        self.fail("A20", f"it begins from {what}")
 
   def forget_steps(self, step: int) -> None:
     """Steps from this one on have not been: nobody has them, or a power loss."""

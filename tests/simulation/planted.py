@@ -423,6 +423,15 @@ FAULTS = (
     "False",
   ),
   Planted(
+    "A20",
+    "who has brought the newest state is not waited for",
+    f"{_COORDINATOR}.holders",
+    "Holders.wait",
+    "step < history.origin.step",
+    "False",
+    groups,
+  ),
+  Planted(
     "A22",
     "steps wait for the first gradient of a newcomer",
     f"{_COORDINATOR}.steps.intake",

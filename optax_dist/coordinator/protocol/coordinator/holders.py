@@ -86,8 +86,10 @@ class Holders:
     # Its server may have gone after the last byte.
     fetched = any(state.fetches for state in self._members)
     if self._history.has_no_commits:
-      # Any state is as good, but one is known to some.
-      known = fetched or bool(self._history.lost())
+      # Any state is as good, but one is known to some; and who has brought the newest
+      # one is to call again.
+      history = self._history
+      known = fetched or bool(history.lost()) or step < history.origin.step
       return known and now < since + self._limits.reconnect
     awaited = [
       d.member for d in self._history.lost() if self._may_have(d, step)
