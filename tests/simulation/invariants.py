@@ -1351,6 +1351,8 @@ class Checker:
       refused = process.stranger or process.is_faulty or self.corrupt
       refused = refused or self.is_strangers
       if not self.commits and self.setting.strangers:
+        # Who had another job may have gone with the run's end.
+        refused = refused or self.end is not None
         refused = refused or not self.most_of_one_job(self.world.now)
       if error == "JoinRefused" and not refused:
         self.fail("A9", f"{process.name} is refused: {reason}")
