@@ -524,7 +524,8 @@ class Checker:
       return
     parts = {self.world.by_name[name].index for name in at}
     there = {self.world.by_name[name].index for name in self.members.values()}
-    if self.bad & (there - parts):
+    away = {i for i, way in setting.bad if way == "never joins"}
+    if self.bad & (there - parts) or away - {*self.world.absent}:
       return  # The step needs somebody in its place.
     ready = max(at[name] for name in known)
     for name in at.keys() - known:
