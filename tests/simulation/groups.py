@@ -411,7 +411,7 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
       first.wants_leave = not world.spared
     case "save":
       first = world.by_name[process.names[0]]
-      if first.alive:
+      if first.alive and first.called_at < math.inf:  # A program joins first.
         world.checker.save_wanted(first)
         world.input(first, msg.Save())
         world.input(first, msg.SetHyperparams((("rate", world.now),)))
