@@ -112,7 +112,7 @@ def test_two_hosts_that_differ_both_end_and_name_both(job):
 
 def test_a_name_that_can_not_be_resolved_is_named(job):
   job.address = "nowhere.invalid:29300"
-  wrong = job.launch(1, flags=("--restarts", 0))
+  wrong = job.launch(1, "timeout=5", flags=("--restarts", 0))
   _ends(1, wrong)
   assert "name 'nowhere.invalid' can't be resolved" in wrong[1]()
 
