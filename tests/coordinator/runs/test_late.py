@@ -39,18 +39,20 @@ def test_a_replica_a_few_steps_behind_catches_up_at_once(behind):
 
 
 def test_local_steps_end_once_their_round_is_taken_without_them():
-  taken, over = threading.Event(), threading.Event()
+  begun, taken, over = (threading.Event() for _ in range(3))
 
   def local(opt, quorum):
     return strategies.local_updates(communication_period=6)(opt, quorum)
 
   def train(replica, result):
     if replica.replica == 0:
+      assert begun.wait(60.0)
       runs.to_step(1)(replica, result)
       taken.set()
       assert over.wait(60.0)
       return
     replica.step(runs.compute(replica, 0)[0])
+    begun.set()
     assert taken.wait(60.0)
     outcome = replica.step(runs.compute(replica, 1)[0])
     assert (outcome.reason, replica.global_step) == ("stale", 1)
