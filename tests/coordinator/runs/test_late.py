@@ -7,6 +7,7 @@ import embedded_runs as runs
 import jax
 import numpy as np
 import pytest
+import waiting
 
 from optax_dist import ledger
 from optax_dist.coordinator import strategies
@@ -54,6 +55,8 @@ def test_local_steps_end_once_their_round_is_taken_without_them():
     replica.step(runs.compute(replica, 0)[0])
     begun.set()
     assert taken.wait(60.0)
+    # It knows that, too.
+    waiting.until(lambda: replica.is_stale, seconds=60.0)
     outcome = replica.step(runs.compute(replica, 1)[0])
     assert (outcome.reason, replica.global_step) == ("stale", 1)
     assert result.computed == 0
