@@ -103,11 +103,9 @@ class CoordinatorConnection:
       whose, who = "it", f"the coordinator at {self._address} is not connected"
       if self.trouble:
         who += f" ({self.trouble})"
-    note_message = f"{whose} has not sent a message yet"
+    last = f"{whose} has not sent a message yet"
     if self._last_message is not None:
       at, message = self._last_message
       whose = "its" if away else f"{whose}'s"
-      note_message = (
-        f"{whose} last message came {now - at:.1f} s ago ({message})"
-      )
-    return "; ".join(filter(None, (what, who, note_message, self.missing)))
+      last = f"{whose} last message came {now - at:.1f} s ago ({message})"
+    return "; ".join(filter(None, (what, who, last, self.missing)))
