@@ -23,6 +23,7 @@ def main():
       for _ in replica.batches():
         replica.step(jnp.full(2, jnp.nan))
     return
+  time.sleep(float(told.get("late", "0")))
   size = int(told.get("size", "2"))
   with coordinator.join(
     optax.sgd(0.5), jnp.zeros(size), timeout=float(told.get("timeout", "120"))

@@ -85,7 +85,7 @@ def _ends(code, *launched):
 def test_the_wrong_host_that_comes_first_ends_and_the_others_go_on(job):
   """It does not define the job, and is named on all of them; it may come again."""
   wrong = job.launch(2, "size=3")
-  first = job.launch(0)
+  first = job.launch(0, "late=8")
   _joined(wrong[1])
   second = job.launch(1)
   _ends(1, wrong)
