@@ -158,7 +158,9 @@ def _check_hosts(found, count):
   assert len({made.node.address for made, _ in found}) == 1
   assert len({made.settings.secret for made, _ in found}) == 1
   assert len(found[0][0].settings.secret) == 32
-  hosted = [list(made.node.share(made.placement.replicas).replicas) for made, _ in found]
+  hosted = [
+    list(made.node.share(made.placement.replicas).replicas) for made, _ in found
+  ]
   assert hosted == [[i] for i in range(count)]
 
 

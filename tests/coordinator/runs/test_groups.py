@@ -5,6 +5,7 @@
 
 from tests.chaos import groups as group_runs
 from tests.chaos import members
+from tests.chaos.members import read_journal
 
 WIDTH = 60
 # Of a process: half of w, and b, each padded to 16 elements.
@@ -48,7 +49,6 @@ def test_shards_travel_between_equal_processes_only(tmp_path):
 def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
   width = 6_000
   fault = {1: {"phase": "reduce_scatter", "time": 3}}
-  # So slowly that hardly a step is taken while a replica joins.
   job = {"target": 100_000, "width": width, "pause": 0.5}
   with group_runs.Groups(tmp_path, **job) as groups:
     groups.start(0)
@@ -68,12 +68,15 @@ def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
       lambda: len(again[1].steps_of(0, 1)) > 10,
       "the replica does not come back",
     )
+    records, _ = read_journal(groups.journal)
+    (called,) = [r["step"] for r in records if r["kind"] == "join"][2:]
     for one in again:
-      # Parameters and two moments, of its own shards and no others; and perhaps the
-      # mean of a step for which the other one has not waited.
+      # Parameters and two moments, of its own shards and no others; and the means of
+      # the steps for which the other one has not waited.
       mean = 4 * (2 * width + 70)
-      own = 3 * mean
-      assert own <= one.said("joined")[0]["bytes_in"] < 1.2 * own + mean
+      joined = one.said("joined")[0]
+      means = mean * (1 + joined["step"] - called)
+      assert 3 * mean <= joined["bytes_in"] < 1.2 * (3 * mean + means)
     groups.finish()
     ended = groups.run()
     check_equal(ended, at_least=10, lost=victims)
