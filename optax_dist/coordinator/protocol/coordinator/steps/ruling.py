@@ -162,7 +162,9 @@ class Ruling:
   def can_be_enough(self) -> bool:
     """Whether the replicas that are there, or are to come, suffice for a step."""
     state = self.state
-    least = 1 if state.shared else quorum.needed(state)
+    # Those that are lost don't count any more once another one is there.
+    lowered = self._lower_on_loss and not state.live
+    least = 1 if state.shared or lowered else quorum.needed(state)
     return state.live + state.awaited >= least
 
   def _departure(
