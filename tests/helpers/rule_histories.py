@@ -156,7 +156,7 @@ def random_history(seed, kind, length=60):
 def check(holds, *kinds):
   """`holds` makes its assertions on one event."""
   for kind in kinds or ("any", "crowded"):
-    for seed in range(200):
+    for seed in range(300):
       for number, event in enumerate(random_history(seed, kind)):
         try:
           holds(*event)

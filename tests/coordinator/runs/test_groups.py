@@ -74,9 +74,9 @@ def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
       # Parameters and two moments, of its own shards and no others; and the means of
       # the steps for which the other one has not waited.
       mean = 4 * (2 * width + 70)
-      joined = one.said("joined")[0]
+      own, joined = 3 * mean, one.said("joined")[0]
       means = mean * (1 + joined["step"] - called)
-      assert 3 * mean <= joined["bytes_in"] < 1.2 * (3 * mean + means)
+      assert own <= joined["bytes_in"] < 1.2 * own + means
     groups.finish()
     ended = groups.run()
     check_equal(ended, at_least=10, lost=victims)
