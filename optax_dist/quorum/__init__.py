@@ -129,7 +129,7 @@ def init(
       for more at once, and a sum that would exceed the number is dropped
       (`over_quota`).
     window: whether a step that has `replicas_to_aggregate` gradients waits for
-      more: until `Close`, or until all live replicas have contributed.
+      more, until `Close`.
 
   Returns:
     A state for `step`.

@@ -21,8 +21,7 @@ class Config(NamedTuple):
     lower_on_leave: whether graceful leaves lower the quorum.
     two_phase: whether a commit waits for `Done`.
     exact: whether a step has exactly `replicas_to_aggregate` gradients.
-    window: whether a step that has enough waits for more, until `Close` or
-      until all live replicas have contributed.
+    window: whether a step that has enough waits for more, until `Close`.
   """
 
   replicas_to_aggregate: int
@@ -199,8 +198,7 @@ class State:
   def advance(self) -> None:
     """Starts a round if there are enough gradients, or asks for the rest."""
     while self.round is None and self.accepted_count >= self.quorum():
-      open_ = self.config.window and not self.closed
-      if open_ and self.working:
+      if self.config.window and not self.closed:
         break  # More may come.
       self.start()
       if self.config.two_phase:
@@ -229,9 +227,9 @@ class State:
       ):
         self.request(replica, self.quota(replica))
       return
-    if self.working or self.awaited or not self.live:
-      return
     lacks = self.quorum() - self.accepted_count
+    if lacks <= 0 or self.working or self.awaited or not self.live:
+      return
     each = -(-lacks // self.live)
     for replica in ev.ordered(r for r, m in self.replicas.items() if m.live):
       # A sum cannot mix steps: an older one is replaced as a whole.

@@ -36,6 +36,8 @@ def event_of(choice, state):
     computing = quorum.missing(state).computing
     if state.round:
       return quorum.Done(state.step, number)
+    if not computing and state.accepted_count:  # The step has all.
+      return quorum.Close(state.step)
     if not computing:
       return quorum.Join(choice.replica)
     replica = computing[choice.replica % len(computing)]

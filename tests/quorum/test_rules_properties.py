@@ -187,7 +187,7 @@ def test_no_step_with_enough_gradients_is_held_back():
   def holds(event, before, decisions, after):
     if after.finished or after.round or not after.accepted_count:
       return
-    open_ = after.config.window and after.working and not after.closed
+    open_ = after.config.window and not after.closed
     assert after.accepted_count < quorum.needed(after) or open_
 
   check(holds)
@@ -357,6 +357,9 @@ def test_enough_live_replicas_always_get_on():
         break
       if state.round:
         event = quorum.Done(state.step, state.round.number)
+      elif state.accepted_count >= quorum.needed(state):
+        assert state.config.window
+        event = quorum.Close(state.step)
       else:
         # Some replica has a token, or the run would stall.
         (worker, *_) = quorum.missing(state).computing
@@ -364,7 +367,5 @@ def test_enough_live_replicas_always_get_on():
         if state.config.exact:
           asked = quorum.needed(state) - state.accepted_count
         event = quorum.Arrive(worker, state.step, count=asked)
-        if not asked:  # The step has all, and its window is open.
-          event = quorum.Close(state.step)
       state, _ = quorum.step(state, event)
     assert state.step >= target, seed

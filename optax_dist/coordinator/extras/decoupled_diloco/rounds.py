@@ -159,8 +159,9 @@ class Rounds(Policy):
   def has_begun(self, step: int) -> bool:
     return self._step == step
 
-  def closes(self, state: quorum.State, first: float) -> bool:
-    # The window opens once there is a quorum.
+  def closes(self, state: quorum.State, first: float, all_in: bool) -> bool:
+    # The window opens once there is a quorum. Newcomers, whom the quorum doesn't wait
+    # for, have as long as it lasts, too: it delays no learner.
     enough = (
       self.has_begun(state.step)
       and state.accepted_count
@@ -176,7 +177,7 @@ class Rounds(Policy):
         self.now - max(first, self._began),
         self._merge_seconds,
       )
-    if self.now < self._closes:
+    if self.now < self._closes and not all_in:
       return False
     self._closes = math.inf
     return True

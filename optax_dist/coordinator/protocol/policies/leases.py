@@ -174,7 +174,7 @@ class LeaseManager(Policy):
     fits = fits and ledger.fits(self.state, incarnation, message.data)
     return GradientCheck(refusal, finite, fits)
 
-  def closes(self, state: quorum.State, first: float) -> bool:
+  def closes(self, state: quorum.State, first: float, all_in: bool) -> bool:
     has_all = state.accepted_count >= quorum.needed(state) and not state.closed
     slots = self._slots
     return slots is not None and has_all and slots.is_audited(self.state)

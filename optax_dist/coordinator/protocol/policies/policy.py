@@ -218,8 +218,14 @@ class Policy:
     """
     return False
 
-  def closes(self, state: quorum.State, first: float) -> bool:
-    """Whether the step takes no more gradients: its window is over."""
+  def closes(self, state: quorum.State, first: float, all_in: bool) -> bool:
+    """Whether the step takes no more gradients: its window is over.
+
+    Args:
+      state: see `begins`.
+      first: when the first accepted gradient came, or the step began if none had.
+      all_in: see `begins`.
+    """
     return False
 
   def verdict(self) -> Verdict | None:

@@ -65,12 +65,13 @@ class Driven:
     self.say(peer, sent)
 
 
-def rounds(replicas=3, quorum=2, **numbers):
+def rounds(replicas=3, quorum=2, lower_on_loss=False, **numbers):
   """A coordinator and all replicas; contributions are sent inline."""
   driven = Driven(
     MakeRounds(Fragments(2, 4, **numbers)),
     replicas_to_aggregate=quorum,
     total_num_replicas=replicas,
+    lower_on_loss=lower_on_loss,
   )
   for i in range(replicas):
     driven.hello(f"p{i}")
@@ -132,6 +133,45 @@ def test_all_who_live_end_the_window():
   assert len(commits(driven)) == 1
   driven.give(ins.PeerLost("p1", "broken", "it was killed"))
   assert len(commits(driven)) == 2
+
+
+def back(driven, replica, at):
+  """A replica that was killed is a member again."""
+  driven.give(ins.PeerLost(f"p{replica}", "broken", "it was killed"))
+  driven.now = at
+  told = (-1, -1, 1, 0, NOTHING_DONE, 0)
+  peer = f"p{replica}"
+  driven.say(peer, msg.Hello(driven.job, replica, f"at {peer}", Start(), *told))
+
+
+def test_a_newcomer_is_in_the_round_if_it_contributes_within_the_window():
+  driven = rounds(3, 3, lower_on_loss=True, overlap=2, safety=0.5)
+  back(driven, 2, at=9.0)
+  give(driven, 10.0, 0)
+  give(driven, 10.4, 1)
+  # Half of the two seconds that the fastest trains on, less what has passed.
+  closes = 10.4 + 0.5 * (2.0 - 0.4)
+  passes(driven, 10.9)
+  assert not commits(driven)
+  give(driven, 11.0, 2)
+  (commit,) = commits(driven)
+  assert [part.replica for part in commit.parts] == [0, 1, 2]
+  # The next round waits for it, however long it takes.
+  give(driven, 20.0, 0, step=1)
+  give(driven, 20.0, 1, step=1)
+  passes(driven, 40.0)
+  assert len(commits(driven)) == 1
+  give(driven, 40.0, 2, step=1)
+  assert len(commits(driven)) == 2
+  # And no round waits longer than that for a newcomer.
+  driven = rounds(3, 3, lower_on_loss=True, overlap=2, safety=0.5)
+  back(driven, 2, at=9.0)
+  give(driven, 10.0, 0)
+  give(driven, 10.4, 1)
+  passes(driven, closes - 0.01)
+  assert not commits(driven)
+  passes(driven, closes)
+  assert [part.replica for part in commits(driven)[0].parts] == [0, 1]
 
 
 def test_the_slowest_is_of_no_account_and_one_that_is_gone_neither():

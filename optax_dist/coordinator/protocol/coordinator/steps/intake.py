@@ -281,7 +281,6 @@ class Intake:
     if incarnation in self._newcomers:
       late = not self._is_fresh(message.local_step)
       # Learners of a policy that keeps steps open don't wait for each other.
-      # Learners of a policy that keeps steps open don't wait for each other.
       if late and self._config.policy is None:
         if not self._can_keep_up():
           self._newcomers[incarnation].late = message
