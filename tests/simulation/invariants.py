@@ -1020,6 +1020,8 @@ class Checker:
 
   def progressed(self, process: Any, effect: fx.Progressed) -> None:
     """The checkpoint that a replica would write."""
+    if self.began_anew_without(process):
+      return
     done = effect.progress.done
     if effect.step > len(self.commits) or done != self.done[effect.step]:
       self.fail("A10", f"{process.name} counts {done} at step {effect.step}")
