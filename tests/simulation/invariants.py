@@ -1042,11 +1042,11 @@ class Checker:
   # State.
 
   def published(self, process: Any) -> None:
+    if self.began_anew_without(process):
+      return
     step, version = process.step, process.version
     if step > len(self.commits):
       self.fail("A7", f"{process.name} is at step {step}, not committed")
-    if self.began_anew_without(process):
-      return
     known = self.versions.setdefault(step, version)
     if known != version and not self.corrupt:
       self.fail("A4", f"{process.name} differs at step {step}")
