@@ -51,7 +51,7 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
 
 def _stalls(args: argparse.Namespace) -> Iterator[Line]:
   # Steps take milliseconds: the kill falls on another part of one each time.
-  kill = {"kill": True, "moment": lambda i: 0.0013 * i}
+  kill = {"kill": "replica", "moment": lambda i: 0.0013 * i}
   # With a third replica torchft has a majority left, and need not wait for the
   # heartbeat: no goal, but one should know.
   for replicas in (2, 3):

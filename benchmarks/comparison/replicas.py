@@ -3,7 +3,8 @@ r"""Measures this package's coordinator for the other benchmarks.
 Replicas are processes on loopback; a gradient is the parameters times a number.
 
     python benchmarks/comparison/replicas.py --params 1000
-    python benchmarks/comparison/replicas.py --kill
+    python benchmarks/comparison/replicas.py --kill replica
+    python benchmarks/comparison/replicas.py --kill coordinator
     python benchmarks/comparison/replicas.py --replicas 4 --aggregate 3 \
         --steps 100 --latency constant:0.02 --slow 5
 
@@ -57,7 +58,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     if args.between == "nothing":
-      server = stack.enter_context(process.start(b"", port=0))
+      # Its log is not found by another run on these ports.
+      log = f"{folder}/coordinator.log"
+      server = stack.enter_context(process.start(b"", port=0, log=log))
       address, within = server.address, [[]] * args.replicas
     else:
       address, within = _hosts(args, stack)
@@ -72,20 +75,27 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
           *("--role", str(i), "--address", address),
           *("--journal", f"{folder}/journal"),
         ],
-        # Its coordinator's log is not found by another run on these ports.
         {"JAX_PLATFORMS": "cpu", "TMPDIR": folder},
       )
       for i in range(args.replicas)
     ]
-    for process in started:
-      group.wait_for(process)
+    for one in started:
+      group.wait_for(one)
     group.go(*started)
+    if args.kill == "coordinator":
+
+      def kill() -> None:
+        server.kill()
+        port = int(address.rpartition(":")[2])
+        stack.enter_context(process.start(b"", port=port, log=log))
+
+      return common | stall.of_a_kill(group, kill, [], started, args.moment)
     if args.kill:
-      order = list(range(args.replicas))
-      victim = started[order.pop(args.victim)]
-      survivors = [started[i] for i in order if started[i] is not victim]
-      return common | stall.of_a_kill(group, victim, survivors, args.moment)
-    said = [group.wait_for(process) for process in started]
+      victim = started.pop(args.victim)
+      return common | stall.of_a_kill(
+        group, stall.killing(victim), [victim], started, args.moment
+      )
+    said = [group.wait_for(one) for one in started]
     common["bytes_per_step"] = [
       {k: one[k] / max(1, one["counted"]) for k in ("bytes_in", "bytes_out")}
       for one in said
@@ -184,7 +194,7 @@ def _replica(args: argparse.Namespace) -> None:
     coordinator_address=args.address,
     replica=index,
     wire=args.wire,
-    lower_on_loss=args.kill,
+    lower_on_loss=bool(args.kill),
     start_coordinator=args.between != "nothing"
     and index == 0
     and args.late is None,
@@ -299,7 +309,7 @@ def _parser() -> argparse.ArgumentParser:
   add(
     "--in-thread", action="store_true", help="no thread of JAX's for programs"
   )
-  add("--kill", action="store_true", help="kill a replica, and time the stall")
+  add("--kill", choices=stall.WHOM, help="whom to kill, to time the stall")
   add("--victim", type=int, default=-1, help="which one; by default the last")
   add("--moment", type=float, default=0.0)
   add("--timeout", type=float, default=120.0)

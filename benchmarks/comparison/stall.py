@@ -1,4 +1,4 @@
-"""How long survivors stall after a replica was killed in mid-step."""
+"""How long replicas stall after one of them, or who coordinates them, was killed."""
 
 import itertools
 import os
@@ -10,20 +10,22 @@ from typing import Any
 
 import processes
 
-# How long a survivor looks, from when it is ready; and how long after the kill a
-# stall may begin. The first to end its look holds up the others.
-BEFORE, AFTER, WITHIN = 0.5, 4.0, 2.5
+# How long a survivor looks, before and after the kill; a stall may begin until so much
+# before the end. The first to end its look holds up the others.
+BEFORE, AFTER, END = 0.5, 4.0, 1.5
+WHOM = ("replica", "coordinator")
 
 
-def watch(step: Callable[[], bool]) -> None:
+def watch(step: Callable[[], bool], look: float = AFTER) -> None:
   """Makes steps for some seconds, says when each was committed, and ends.
 
   Args:
     step: takes a step; whether it was committed.
+    look: seconds after the kill in which a stall may end.
   """
   times = [time.monotonic()]
   processes.say(ready=True)
-  while time.monotonic() < times[0] + BEFORE + AFTER:
+  while time.monotonic() < times[0] + BEFORE + look:
     if step():
       times.append(time.monotonic())
   # One that has made no step since has stood still at least until now.
@@ -33,20 +35,29 @@ def watch(step: Callable[[], bool]) -> None:
   processes.leave()
 
 
+def killing(victim: processes.Process) -> Callable[[], None]:
+  """Returns what kills a process of a group."""
+  return lambda: os.killpg(victim.popen.pid, signal.SIGKILL)
+
+
 def of_a_kill(
   group: processes.Group,
-  victim: processes.Process,
+  kill: Callable[[], None],
+  victims: Sequence[processes.Process],
   survivors: Sequence[processes.Process],
   moment: float,
+  look: float = AFTER,
 ) -> dict[str, Any]:
-  """Kills one of the processes that `watch`, and asks the others.
+  """Kills a process, and asks others how long they have stalled.
 
   Args:
     group: what they belong to.
-    victim: the process to kill.
-    survivors: the others.
+    kill: does it, and starts what must be started again.
+    victims: of the processes that `watch`, those that are killed.
+    survivors: the others that do.
     moment: seconds to add to the time of the kill; steps follow each other
       at once, so that it falls anywhere in one.
+    look: see `watch`.
 
   Returns:
     The longest time that a survivor took between two commits of which the
@@ -55,16 +66,18 @@ def of_a_kill(
   Raises:
     processes.Failed: if a survivor fails, or is not done in time.
   """
-  for process in (victim, *survivors):
+  for process in (*victims, *survivors):
     group.wait_for(process)
   time.sleep(BEFORE / 2 + moment)
   killed = time.monotonic()
-  os.killpg(victim.popen.pid, signal.SIGKILL)
+  kill()
   stalls, usual, after = [], [], []
   for survivor in survivors:
     times = group.wait_for(survivor)["times"]
     gaps = [
-      (b - a, b) for a, b in itertools.pairwise(times) if a < killed + WITHIN
+      (b - a, b)
+      for a, b in itertools.pairwise(times)
+      if a < killed + look - END
     ]
     later = [gap for gap, end in gaps if end > killed]
     stalls.append(max(later))

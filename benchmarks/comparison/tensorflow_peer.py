@@ -6,19 +6,24 @@ that a worker fetches the parameters and sends a gradient of their size, as any
 training step does.
 
     python benchmarks/comparison/tensorflow_peer.py --params 1000 --variables 1
+    python benchmarks/comparison/tensorflow_peer.py --kill
 
 The interpreter is one with TensorFlow 2.21 (`--python`, if not this one).
 """
 
 import argparse
+import tempfile
 import time
 from typing import Any
 
 import peers
 import processes
+import stall
 
 WORKERS = 2
 WARM_UP = 3
+# Seconds in which the other worker may go on after the chief was killed.
+LOOK = 40.0
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -36,16 +41,32 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   from optax_dist.coordinator.transport import addresses
 
   ports = ",".join(map(str, addresses.free_ports(1 + WORKERS)))
-  with processes.group(args.timeout) as group:
-    started = [
-      group.start(
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    processes.group(args.timeout) as group,
+  ):
+
+    def start(role: str):
+      own = {"ports": ports, "variables": args.variables, "folder": folder}
+      return group.start(
         f"TensorFlow's {role}",
-        peers.command(args, role, ports=ports, variables=args.variables),
+        [
+          *peers.command(args, role, **own),
+          *(["--kill"] if args.kill else []),
+        ],
         {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
       )
-      for role in ("ps", *(f"worker{i}" for i in range(WORKERS)))
-    ]
-    return group.wait_for(started[1])
+
+    _, chief, other = map(start, ("ps", "worker0", "worker1"))
+    if not args.kill:
+      return group.wait_for(chief)
+
+    def kill() -> None:
+      stall.killing(chief)()
+      chief.popen.wait()
+      start("worker0")
+
+    return stall.of_a_kill(group, kill, [], [other], 0.0, LOOK)
 
 
 # --- In a process ------------------------------------------------------------
@@ -89,6 +110,9 @@ def _train(role: str, args: argparse.Namespace) -> None:
     master=server.target,
     is_chief=index == 0,
     hooks=[optimizer.make_session_run_hook(index == 0)],
+    # Who starts again goes on from here.
+    checkpoint_dir=args.folder if args.kill else None,
+    save_checkpoint_secs=1,
     log_step_count_steps=None,
     save_summaries_steps=None,
     save_summaries_secs=None,
@@ -96,7 +120,14 @@ def _train(role: str, args: argparse.Namespace) -> None:
     # Both workers take part from the first step: it takes two gradients.
     while session.run(global_step) < WARM_UP:
       session.run(train)
-    if index:
+    if args.kill and index:
+
+      def step() -> bool:
+        session.run(train)
+        return True
+
+      stall.watch(step, LOOK)
+    if args.kill or index:
       while True:
         session.run(train)
     half = time.monotonic() + min(2.0, args.seconds / 4)
@@ -127,6 +158,10 @@ def _play(args: argparse.Namespace) -> None:
 def _main() -> None:
   parser = peers.parser(__doc__, timeout=180.0)
   parser.add_argument("--variables", type=int, default=1)
+  parser.add_argument(
+    "--kill", action="store_true", help="kill the chief, to time the stall"
+  )
+  parser.add_argument("--folder", help=argparse.SUPPRESS)
   parser.add_argument(
     "--ports",
     type=lambda text: list(map(int, text.split(","))),

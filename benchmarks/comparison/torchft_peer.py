@@ -5,7 +5,8 @@ quorum, an allreduce of the gradient over gloo, the vote to commit, and the upda
 A gradient is the parameters times a number.
 
     python benchmarks/comparison/torchft_peer.py --params 1000
-    python benchmarks/comparison/torchft_peer.py --kill
+    python benchmarks/comparison/torchft_peer.py --kill replica
+    python benchmarks/comparison/torchft_peer.py --kill coordinator
 
 The interpreter is one with torchft 0.2.0 (`--python`, if not this one).
 """
@@ -22,6 +23,8 @@ import stall
 WARM_UP = 20
 # What the lighthouse waits for a replica that is silent.
 HEARTBEAT_MS = 1000
+# Seconds in which replicas may go on after the lighthouse was killed.
+LOOK = 40.0
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -48,7 +51,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
           *peers.command(
             args, role, port=port, store=store, replicas=args.replicas
           ),
-          *(["--kill"] if args.kill else []),
+          *(["--kill", args.kill] if args.kill else []),
+          *("--retries", str(args.retries)),
         ],
         {
           "TORCHFT_LIGHTHOUSE": f"http://{processes.HOST}:{port}",
@@ -59,16 +63,28 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         },
       )
 
-    group.wait_for(start("lighthouse", 0))
+    lighthouse = start("lighthouse", 0)
+    group.wait_for(lighthouse)
     started = [start(f"replica{i}", p) for i, p in enumerate(stores)]
     common = {
       "params": args.params,
       "replicas": args.replicas,
       "heartbeat_ms": HEARTBEAT_MS,
     }
-    if args.kill:
+    if args.kill == "coordinator":
+
+      def kill() -> None:
+        stall.killing(lighthouse)()
+        lighthouse.popen.wait()
+        start("lighthouse", 0)
+
       return common | stall.of_a_kill(
-        group, started[-1], started[:-1], args.moment
+        group, kill, [], started, args.moment, LOOK
+      )
+    if args.kill:
+      victim = started.pop()
+      return common | stall.of_a_kill(
+        group, stall.killing(victim), [victim], started, args.moment
       )
     return common | group.wait_for(started[0])
 
@@ -82,7 +98,7 @@ def _lighthouse(args: argparse.Namespace) -> None:
   # With a kill, the survivors continue; otherwise all start together.
   server = LighthouseServer(
     bind=f"{processes.HOST}:{args.port}",
-    min_replicas=1 if args.kill else args.replicas,
+    min_replicas=1 if args.kill == "replica" else args.replicas,
     heartbeat_timeout_ms=HEARTBEAT_MS,
   )
   processes.say(address=server.address())
@@ -111,6 +127,8 @@ def _replica(args: argparse.Namespace) -> None:
     min_replica_size=1,
     timeout=seconds(10),
     quorum_timeout=seconds(30),
+    # By default a replica ends if the lighthouse does not answer.
+    quorum_retries=args.retries,
     rank=0,
     world_size=1,
     store_addr=processes.HOST,
@@ -134,7 +152,7 @@ def _replica(args: argparse.Namespace) -> None:
     if step():
       together += manager.num_participants() == args.replicas
   if args.kill:
-    stall.watch(step)
+    stall.watch(step, LOOK if args.kill == "coordinator" else stall.AFTER)
   if not args.role.endswith("0"):
     while True:
       step()
@@ -163,7 +181,7 @@ def _main() -> None:
   parser = peers.parser(__doc__, timeout=90.0)
   parser.add_argument("--replicas", type=int, default=2)
   parser.add_argument(
-    "--kill", action="store_true", help="kill a replica, and time the stall"
+    "--kill", choices=stall.WHOM, help="whom to kill, to time the stall"
   )
   parser.add_argument(
     "--moment",
@@ -171,6 +189,7 @@ def _main() -> None:
     default=0.0,
     help="seconds after the warm-up when it is killed",
   )
+  parser.add_argument("--retries", type=int, default=0, help="of a quorum")
   parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
   parser.add_argument("--store", type=int, help=argparse.SUPPRESS)
   peers.run(parser.parse_args(), measure, _play)

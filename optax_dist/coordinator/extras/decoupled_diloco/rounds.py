@@ -137,7 +137,7 @@ class Rounds(Policy):
       self._bad = message.local_step
     return ()
 
-  def begins(self, state: quorum.State, first: float, all_in: bool) -> bool:
+  def begins(self, state: quorum.State, first: float) -> bool:
     # If all contributions came before their turn, their learners can't begin
     # the round any more, since each has contributed. So it begins once no other
     # learner is left to, or after some time.
@@ -150,7 +150,7 @@ class Rounds(Policy):
       return True
     if not state.accepted_count:
       return False
-    if not all_in and self.now < first + self._begin_timeout:
+    if state.working and self.now < first + self._begin_timeout:
       self._begins_by = first + self._begin_timeout
       return False
     self._step, self._began = state.step, self.now

@@ -208,13 +208,12 @@ class Policy:
     """
     return Next()
 
-  def begins(self, state: quorum.State, first: float, all_in: bool) -> bool:
+  def begins(self, state: quorum.State, first: float) -> bool:
     """Whether a step begins now that no gradient has begun.
 
     Args:
       state: state of the quorum's rules.
       first: when the first accepted gradient came; infinity for none.
-      all_in: whether all members have one accepted.
     """
     return False
 
@@ -224,7 +223,7 @@ class Policy:
     Args:
       state: see `begins`.
       first: when the first accepted gradient came, or the step began if none had.
-      all_in: see `begins`.
+      all_in: whether all members have a gradient accepted.
     """
     return False
 

@@ -438,13 +438,13 @@ class Steps:
     """Begins a step that no gradient has begun, and closes one that is over."""
     policy, step = self.policy, self.step
     first = self.gradients.first
-    all_in = len(self.gradients.accepted) == len(self._members)
-    if policy.begins(self.ruling.state, first, all_in):
+    if policy.begins(self.ruling.state, first):
       first = min(first, now)
       # Its members have waited since they contributed; others only from now on.
       self._stall.begin(first, excused=now - first)
       self.intake.call(step)
     first = min(first, now)
+    all_in = len(self.gradients.accepted) == len(self._members)
     if policy.closes(self.ruling.state, first, all_in):
       self.ruling.apply(quorum.Close(step))
     self.intake.announce()
