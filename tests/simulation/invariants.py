@@ -525,7 +525,8 @@ class Checker:
     parts = {self.world.by_name[name].index for name in at}
     there = {self.world.by_name[name].index for name in self.members.values()}
     away = {i for i, way in setting.bad if way == "never joins"}
-    if self.bad & (there - parts) or away - {*self.world.absent}:
+    bad = {i for i, way in setting.bad if way in ("always", "at times")}
+    if bad & (there - parts) or away - {*self.world.absent}:
       return  # The step needs somebody in its place.
     ready = max(at[name] for name in known)
     most = setting.compiling / 2
