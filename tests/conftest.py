@@ -82,6 +82,7 @@ def pytest_configure_node(node):
 
 # Where tests wait for processes, clocks and networks more than they compute.
 _WAITING = (
+  "tests/chaos",
   "tests/cli/launch",
   "tests/coordinator/extras",
   "tests/coordinator/launch",

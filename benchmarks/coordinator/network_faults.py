@@ -20,8 +20,9 @@ import time
 _ROOT = pathlib.Path(__file__).parents[2]
 sys.path[:0] = [str(_ROOT), str(_ROOT / "tests" / "helpers")]
 
-import cuts  # noqa: E402
 import hosts as host_maker  # noqa: E402
+
+from tests.runs import between_hosts  # noqa: E402
 
 SHAPES = {
   "nothing": {},
@@ -34,7 +35,7 @@ SHAPES = {
 }
 
 
-def shaped(run: cuts.Run, seconds: float) -> list[str]:
+def shaped(run: between_hosts.Run, seconds: float) -> list[str]:
   """Prints how fast steps are while the network is slow or loses packets.
 
   Returns:
@@ -52,7 +53,7 @@ def shaped(run: cuts.Run, seconds: float) -> list[str]:
       f" the longest {stall:.2f} s",
       flush=True,
     )
-    if stall > cuts.TRANSFER_TIMEOUT:
+    if stall > between_hosts.TRANSFER_TIMEOUT:
       bad.append(f"{name}: no step for {stall:.1f} s")
   run.hosts.shape()
   return bad
@@ -75,7 +76,7 @@ def main() -> int:
   for count in args.replicas:
     with (
       tempfile.TemporaryDirectory() as folder,
-      cuts.Run(
+      between_hosts.Run(
         pathlib.Path(folder), count, width=args.width, delay=args.delay
       ) as run,
     ):
@@ -85,18 +86,18 @@ def main() -> int:
       if args.shaped:
         bad += shaped(run, args.shaped)
       for seconds in args.seconds:
-        for target in cuts.TARGETS:
+        for target in between_hosts.TARGETS:
           for both in (True, False):
-            found = run.cut(target, seconds, both=both)
-            late = cuts.too_late(target, seconds, found)
+            outcome = run.cut(target, seconds, both=both)
+            late = between_hosts.too_late(target, seconds, outcome)
             bad += late
             print(
               f"  {target:12} cut {'both ways' if both else 'one way':9} for"
-              f" {seconds:2g} s: stood still {found.stall:5.2f} s, all back"
-              f" {found.back:4.2f} s after it healed {' '.join(late)}",
+              f" {seconds:2g} s: stood still {outcome.stall:5.2f} s, all back"
+              f" {outcome.back:4.2f} s after it healed {' '.join(late)}",
               flush=True,
             )
-      stall = run.vanish(60.0)
+      stall = run.vanish()
       print(
         f"  a host vanishes: the others stood still {stall:.2f} s", flush=True
       )

@@ -55,6 +55,11 @@ class Case:
     at: the phase in which a replica must be when an outage begins; "" for any.
     healed: seconds between two cuts.
     replaced: whether a coordinator that is stopped is killed and started again.
+    replicas: how many there are.
+    processes: processes of each replica.
+    process: the replica and rank of the process that must be in the phase; None
+      for any.
+    skip: how often it enters the phase before.
   """
 
   seed: int
@@ -73,6 +78,10 @@ class Case:
   at: str = ""
   healed: float = 0.0
   replaced: bool = False
+  replicas: int = REPLICAS
+  processes: int = 1
+  process: tuple[int, int] | None = None
+  skip: int = 0
 
   @property
   def joins(self) -> bool:
@@ -91,7 +100,8 @@ class Case:
     return dies and self.who == "coordinator"
 
   def __str__(self) -> str:
-    return f"{self.phase}/{self.fault}/{self.who}"
+    process = "" if self.process is None else "/{}.{}".format(*self.process)
+    return f"{self.phase}/{self.fault}/{self.who}{process}"
 
 
 def case(seed: int) -> Case:
@@ -169,3 +179,55 @@ def _outage(seed: int, index: int) -> Case:
     times=times,
     healed=rng.choice((4.0, 16.0)),
   )
+
+
+def kill(seed: int, processes: int) -> Case:
+  """The case of a seed with replicas of several processes: one is killed.
+
+  Or the coordinator is, while that process is in the phase. Consecutive seeds go
+  through all phases of all processes; `kills` is how many there are.
+
+  Example:
+    >>> str(kill(7, processes=2)), kills(processes=2)
+    ('computing/kill/coordinator/0.1', 68)
+  """
+  cells = _kills(processes)
+  phase, process, who = cells[seed % len(cells)]
+  once = phase in (*_JOINING, "checkpointing")
+  return Case(
+    seed,
+    phase,
+    "kill",
+    who,
+    after=1,
+    seconds=0.0,
+    inline=True,
+    loopback=False,
+    max_staleness=0,
+    aggregate=2,
+    lowers=True,
+    data="",
+    replicas=2,
+    processes=processes,
+    process=process,
+    skip=0 if once else random.Random(seed).randrange(30),
+  )
+
+
+def kills(processes: int) -> int:
+  """How many seeds `kill` has, until it begins again."""
+  return len(_kills(processes))
+
+
+def _kills(processes: int) -> list[tuple[str, tuple[int, int], str]]:
+  return [
+    (phase, (replica, rank), who)
+    for phase in PHASES
+    # With two replicas, the parameters are lost if one is killed while it serves
+    # the other.
+    if phase not in ("serving", "ending")
+    for replica in range(2)
+    # Process 0 joins for its replica.
+    for rank in range(1 if phase == "joining" else processes)
+    for who in WHO
+  ]

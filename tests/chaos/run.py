@@ -1,29 +1,26 @@
-"""Runs cases of the fault matrix with real processes, one after another."""
+"""Runs cases of the fault matrix with real processes."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
-import secrets
-import signal
+import pathlib
+import time
+
+import hosts
 
 from optax_dist.coordinator.options import Options
-from tests.chaos import checks as chaos_checks
-from tests.chaos import samples
-from tests.chaos.cases import OUTAGE, REPLICAS, Case
-from tests.chaos.members import Member, Members, read_journal
-from tests.chaos.pool import Pool
+from tests.chaos.cases import OUTAGE, Case
+from tests.runs import between_hosts, checks, models, samples
+from tests.runs.processes import DEADLINE, Member, Processes, Stuck, prints
+from tests.runs.replica import Job
 
 OUTCOMES = ("ok", "ended early", "diverged", "not struck", "hang", "wrong")
 # No replica may wait for longer, in seconds.
 TIMEOUT = 40.0
-_DEADLINES = {
-  "timeout": TIMEOUT,
-  "transfer_timeout": 1.5,
-  "silence_timeout": 1.0,
-}
-# Seconds after which a run counts as hanging, without those of an outage.
-DEADLINE = 90.0
+# With processes of replicas, which begin and end together, a busy machine is no
+# fault; that they are killed is noticed at once.
+_LONG_TIMEOUT = 100.0
 # How often a replica is started in a run; it may take several until the right
 # one serves the joining replica.
 _LIVES = 20
@@ -41,6 +38,7 @@ class Result:
     steps: committed steps.
     problems: violations; empty in a good run.
     struck: whether the fault was injected.
+    compared: how many fingerprints at least two processes have.
   """
 
   case: Case
@@ -48,6 +46,7 @@ class Result:
   steps: int = 0
   problems: list[str] = dataclasses.field(default_factory=list)
   struck: bool = False
+  compared: int = 0
 
   @property
   def outcome(self) -> str:
@@ -59,224 +58,209 @@ class Result:
     return "wrong" if self.problems else "ok"
 
 
-def run(pool: Pool, case: Case) -> Result:
-  """Runs one case, and checks the invariants."""
-  return _Run(pool, case).run()
+def run(folder: pathlib.Path, case: Case) -> Result:
+  """Runs one case, and checks the invariants.
+
+  Args:
+    folder: an existing folder, for a folder of the run in it.
+    case: the case.
+  """
+  start = time.monotonic()
+  if case.fault == "cut-host":
+    result = _cut(folder, case)
+  else:
+    result = _strike(folder / f"run-{case.seed}", case)
+  if not result.struck:
+    result.problems.append("not struck: the phase was not reached")
+  result.seconds = time.monotonic() - start
+  return result
 
 
-class _Run:
-  """One run."""
+def _cut(folder: pathlib.Path, case: Case) -> Result:
+  """Cuts one host off, again and again, for longer than deadlines."""
+  result = Result(case)
+  if reason := hosts.not_permitted():
+    result.problems.append(f"not struck: hosts can't be made: {reason}")
+    return result
+  folder = folder / f"hosts-{case.seed}"
+  folder.mkdir(exist_ok=True)
+  between = between_hosts.Run(
+    folder,
+    case.replicas,
+    method="fork",
+    replicas_to_aggregate=case.aggregate,
+    max_staleness=case.max_staleness,
+    # The deadlines that a cut is to exceed are the usual ones.
+    transfer_timeout=None,
+    silence_timeout=None,
+  )
+  with between:
+    try:
+      result.struck = True
+      between.cut_repeatedly(case.times, case.seconds, case.healed)
+      result.steps, result.problems = between.finish()
+    except Stuck:
+      result.problems = between.run.problems
+  return result
 
-  def __init__(self, pool: Pool, case: Case):
-    self._pool, self._case = pool, case
-    self._result = Result(case)
-    self._limit = DEADLINE + case.times * case.seconds
-    self._members = Members(pool, f"run-{case.seed}")
-    folder = self._members.folder
-    self._journal = folder / "journal.jsonl"
-    outage, data = case.phase == OUTAGE, None
-    if case.data:
-      data = samples.batches(case.data, case.aggregate)
-    self._data = data
-    self._job = {
-      "join": {
-        "run": f"seed {case.seed} {secrets.token_hex(4)}",
-        "coordinator_address": pool.address(),
-        "total_num_replicas": REPLICAS,
-        "replicas_to_aggregate": case.aggregate,
-        "max_staleness": case.max_staleness,
-        "lower_on_loss": case.lowers,
-        "bind": "127.0.0.1" if case.loopback else None,
-        "inline_bytes": Options.inline_bytes if case.inline else 0,
-        "journal": str(self._journal),
-        "fingerprint_every": 1,
-        "data": data,
-        # The deadlines that outages are to exceed are the usual ones.
-        **({} if outage else _DEADLINES),
-      },
-      "checkpoints": str(folder / "checkpoints")
-      if case.phase == "checkpointing"
-      else "",
-      "fault": {
-        **dataclasses.asdict(case),
-        "phase": case.at or case.phase,
-        "joins": case.joins,
-      },
-    }
-    self._primed = not case.joins
-    self._struck_at: int | None = None
-    self._finishing = False
-    self._outages = case.times if outage else 0
-    # How often the coordinator is killed once more, and when it goes on that is
-    # stopped, or is replaced.
-    self._kills, self._stopped_until = 0, math.inf
 
-  def run(self) -> Result:
-    """Runs the case."""
-    for replica in range(REPLICAS):
-      self._members.add(replica, self._job)
-    while self._members.live:
-      for member, event in self._members.look():
-        match event["event"]:
-          case "reached":
-            # One that is stopped reads this once it goes on.
-            member.process.send(do=self._reached(member))
-          case "died":
-            self._replace(member)
-          case "result":
-            self._ended(member, event["error"])
-      self._advance()
-      self._look_after_coordinator()
-      if self._members.seconds > self._limit:
-        where = self._members.where()
-        self._result.problems.append(f"hang: not over in time; {where}")
-        break
-    self._result.seconds = self._members.seconds
-    self._conclude()
-    return self._result
+def _job(case: Case, folder: pathlib.Path) -> Job:
+  several = case.processes > 1
+  deadlines = {
+    "timeout": _LONG_TIMEOUT if several else TIMEOUT,
+    "transfer_timeout": 10.0 if several else 1.5,
+    "silence_timeout": 10.0 if several else 1.0,
+  }
+  return Job(
+    models.sharded if several else models.flat,
+    {
+      "total_num_replicas": case.replicas,
+      "replicas_to_aggregate": case.aggregate,
+      "max_staleness": case.max_staleness,
+      "lower_on_loss": case.lowers,
+      "bind": "127.0.0.1" if case.loopback else None,
+      "inline_bytes": Options.inline_bytes if case.inline else 0,
+      "fingerprint_every": 1,
+      "data": samples.batches(case.data, case.aggregate) if case.data else None,
+      # The deadlines that outages are to exceed are the usual ones.
+      **({} if case.phase == OUTAGE else deadlines),
+    },
+    saves=str(folder / "saves") if case.phase == "checkpointing" else "",
+    processes=case.processes,
+  )
 
-  def _ended(self, member: Member, error: str | None) -> None:
-    if error not in (None, "finished"):
-      self._result.problems.append(f"{member}: {error}")
-    elif not self._finishing:
-      self._result.problems.append(
-        f"ended early: {member} at step {member.step}"
-      )
 
-  def _reached(self, member: Member) -> str:
-    """Injects the fault, once, when a process enters the phase.
-
-    Returns:
-      What the process is to do: "go" on, or "strike".
-    """
-    case, live = self._case, self._members.live
-    if case.phase == OUTAGE:
-      self._begin_outage(live)
-      return "go"
-    absent = [
-      m for m in live if not m.step and not m.incarnation and m is not member
-    ]
-    if self._result.struck or not self._primed or absent:
-      return "go"
-    self._result.struck = True
-    self._struck_at = max(m.step for m in self._members.everyone)
-    self._members.tell(do="disarm")
-    if case.fault == "corrupt" or (
-      case.fault in ("delay", "disconnect") and case.who == "replica"
-    ):
-      return "strike"
-    if case.who == "coordinator":
-      self._strike_coordinator()
-    elif case.fault == "kill":
-      self._members.kill(member)
-    else:
-      self._members.stop([member], case.seconds)
-    return "go"
-
-  def _strike_coordinator(self) -> None:
-    match self._case.fault:
-      case "kill":
-        self._pool.kill_coordinator()
-        self._kills = self._case.times - 1
-      case "disconnect":
-        # All lose it, and it loses all.
-        self._members.tell(do="inflict")
-      case _:
-        self._stop_coordinator()
-
-  def _stop_coordinator(self) -> None:
-    self._pool.signal_coordinator(signal.SIGSTOP)
-    self._stopped_until = self._members.seconds + self._case.seconds
-
-  def _look_after_coordinator(self) -> None:
-    """Starts it again, as a launcher does, or lets it go on."""
-    if self._members.seconds > self._stopped_until:
-      self._stopped_until = math.inf
-      if self._case.replaced:
-        self._pool.kill_coordinator()
-      else:
-        self._pool.signal_coordinator(signal.SIGCONT)
-    self._pool.address()
-    if self._kills:
-      self._kills -= 1
-      self._pool.kill_coordinator()
-
-  def _replace(self, member: Member) -> None:
-    if member.incarnation + 1 < _LIVES:
-      again = self._members.add(member.replica, self._job)
-      if self._finishing:
-        again.process.send(do="finish")
-
-  def _advance(self) -> None:
-    """Prepares what the case needs, and ends the run afterwards."""
-    live = self._members.live
-    if not live:
-      return
-    furthest = max(m.step for m in live)
-    all_there = all(m.step for m in live)
-    if not self._primed and all_there and furthest >= self._case.after:
-      self._primed = True
-      self._members.kill(live[-1])
-    if self._primed and self._case.joins and self._struck_at is None:
-      # None may have served the joining replica: try another.
-      last = self._members.everyone[-1]
-      if last.incarnation and len(last.steps) > 5:
-        self._primed = False
-    if self._outages and not self._case.at:
-      self._begin_outage(live)
-    ready = self._case.ends and furthest >= self._case.after and all_there
-    if ready and not self._finishing:
-      self._finish()
-    if self._finishing or self._struck_at is None or self._outages:
-      return
-    aim = self._struck_at + _STEPS_AFTER
-    if all(m.step >= aim for m in live) and not self._is_any_stopped:
-      self._finish()
-
-  def _finish(self) -> None:
-    self._finishing = True
-    self._members.tell(do="finish")
-
-  @property
-  def _is_any_stopped(self) -> bool:
-    return self._members.any_stopped or self._stopped_until < math.inf
-
-  def _begin_outage(self, live: list[Member]) -> None:
-    """Stops all, or one, once they have got so far since the last time."""
-    case = self._case
-    if not self._outages or self._is_any_stopped:
-      return
-    of_coordinator = case.who == "coordinator"
-    victims = live
-    if case.fault == "stop-one":
-      victims = [] if of_coordinator else live[-1:]
-    aim = case.after + (self._struck_at or 0)
-    ready = all(m.joined for m in victims or live)
-    if not ready or (aim and any(m.step < aim for m in live)):
-      return
-    self._members.stop(victims, case.seconds)
-    if of_coordinator:
-      self._stop_coordinator()
-    self._result.struck = True
-    self._struck_at = max(m.step for m in live)
-    self._outages -= 1
-
-  def _conclude(self) -> None:
-    result = self._result
-    if not result.struck:
-      result.problems.append("not struck: the phase was not reached")
-    result.problems += self._members.end()
-    results, wrong = read_journal(self._journal)
-    if wrong:
+def _strike(folder: pathlib.Path, case: Case) -> Result:
+  result, job = Result(case), _job(case, folder)
+  with Processes(folder, job, method="fork", restarts=True) as run:
+    with contextlib.suppress(Stuck):  # It is among the problems.
+      _Strike(run, case, result).play()
+    run.end()
+    result.problems += run.problems
+    contents, reports, data = run.records(), run.reports(), job.join["data"]
+    if contents.problems:
       result.problems.append("the journal has a bad line")
-    reports = [
-      (m.replica, m.incarnation, m.result)
-      for m in self._members.everyone
-      if m.result is not None and m.result["error"] is None
-    ]
-    result.steps, problems = chaos_checks.check(
-      results, reports, TIMEOUT, self._data
+    result.steps, problems = checks.check(
+      contents.records, reports, job.join.get("timeout", TIMEOUT), data
     )
-    if self._case.keeps_all:
-      problems += chaos_checks.nobody_removed(reports)
+    if case.keeps_all:
+      problems += checks.nobody_removed(reports)
+    shared = [p for p in prints(run.everyone).values() if len(p) > 1]
+    result.compared = len(shared)
+    if any(len(set(digests)) > 1 for digests in shared):
+      problems.append("diverged: by what processes have said")
     result.problems += problems
+  return result
+
+
+class _Strike:
+  """What happens in a run."""
+
+  def __init__(self, run: Processes, case: Case, result: Result):
+    self._run, self._case, self._result = run, case, result
+    self._seconds = DEADLINE + case.times * case.seconds
+
+  def play(self) -> None:
+    """Starts all, has the fault strike, and ends the run some steps later."""
+    run, case = self._run, self._case
+    for replica in range(case.replicas):
+      run.start(replica)
+    aim = case.after
+    if case.phase == OUTAGE:
+      for _ in range(case.times):
+        self._wait_for(aim)
+        self._begin_outage()
+        aim = self._furthest() + case.after
+    else:
+      self._wait_for(aim)
+      self._strike(self._enter(case.phase))
+    aim = self._furthest() + _STEPS_AFTER
+    if not case.ends:
+      self._wait_for(aim)
+    run.finish()
+
+  def _furthest(self) -> int:
+    return max(m.step for m in self._run.everyone)
+
+  def _wait_for(self, step: int) -> None:
+    """Waits until all have come to a step, and none is stopped."""
+    run = self._run
+    self._run.wait(
+      lambda: (
+        run.live
+        and all(m.step >= step for m in run.live)
+        and not run.any_stopped
+      ),
+      f"not all come to step {step}",
+      self._seconds,
+    )
+
+  def _enter(self, phase: str) -> Member:
+    """Waits until a process enters a phase; it waits there."""
+    run, case = self._run, self._case
+    replica, _ = case.process or (case.replicas - 1, 0)
+
+    def is_back(before):
+      """Whether the replica has joined, and nobody has served it."""
+      now = run.of(replica)[0]
+      return case.joins and now is not before and len(now.steps) > 5
+
+    for _ in range(_LIVES if case.joins else 1):
+      run.arm(phase, case.skip, case.process)
+      before = run.of(replica)[0]
+      if case.joins:
+        run.kill(before)
+      if case.ends:
+        run.tell_to_finish()
+      run.wait(
+        lambda before=before: run.entered or is_back(before),
+        f"no process enters {phase}",
+        self._seconds,
+      )
+      if run.entered:
+        self._result.struck = True
+        return run.entered
+    run.problems.append(f"not struck: nobody enters {phase}")
+    raise Stuck
+
+  def _strike(self, member: Member) -> None:
+    """Injects the fault while a process is in the phase."""
+    run, case = self._run, self._case
+    of_coordinator = case.who == "coordinator"
+    fault = {
+      "fault": case.fault,
+      "seconds": case.seconds,
+      "seed": case.seed,
+      "coordinator": of_coordinator,
+    }
+    inflicted: dict = {}
+    match case.fault, of_coordinator:
+      case "kill", True:
+        run.coordinator.kill(case.times)
+      case "kill", False:
+        run.kill(member)
+      case "stop", False:
+        run.stop([member], case.seconds)
+      case "stop" | "delay", True:
+        run.coordinator.stop(case.seconds, case.replaced)
+      case "disconnect", True:
+        # All lose it, and it loses all.
+        run.tell(do="inflict", **fault)
+      case _:
+        inflicted = fault
+    # One that is stopped reads this once it goes on.
+    member.process.send(do="go", **inflicted)
+
+  def _begin_outage(self) -> None:
+    """Stops all, or one."""
+    run, case = self._run, self._case
+    if case.at:
+      self._enter(case.at).process.send(do="go")
+    of_coordinator = case.who == "coordinator"
+    victims = run.live
+    if case.fault == "stop-one":
+      victims = [] if of_coordinator else run.live[-1:]
+    run.stop(victims, case.seconds)
+    if of_coordinator:
+      run.coordinator.stop(case.seconds)
+    self._result.struck = True

@@ -21,47 +21,28 @@ from __future__ import annotations
 import collections
 import pathlib
 import sys
-import tempfile
-from collections.abc import Sequence
 
 # Where helpers of the tests lie, as pytest has it.
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "helpers"))
 
-from tests.chaos.__main__ import parser
-from tests.chaos.pool import Pool
-from tests.churn import plans, replica
+from tests.churn import plans
 from tests.churn import run as runs
+from tests.runs import command
 
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the seeds, prints a line for each, and returns the exit code."""
-  options = parser("tests.churn", __doc__)
+  options = command.parser("tests.churn", __doc__)
   options.add_argument("--width", type=int, help="of the transformer")
   args = options.parse_args(argv)
-  with tempfile.TemporaryDirectory() as temporary:
-    folder = args.output or pathlib.Path(temporary)
-    folder.mkdir(parents=True, exist_ok=True)
-    return 1 if run(folder, args.seeds or range(50), args.width) else 0
-
-
-def run(folder: pathlib.Path, seeds: Sequence[int], width: int | None) -> bool:
-  """Runs the seeds; returns whether any was wrong."""
-  results: list[runs.Result] = []
-  with Pool(folder, replica.main, "fork") as pool:
-    references = runs.References(pool)
-    try:
-      for plan in (plans.plan(seed, width) for seed in seeds):
-        want = references(plan.setting)
-        result = runs.run(pool, plan, want)
-        results.append(result)
-        problems = "; ".join(result.problems) or "ok"
-        print(
-          f"seed {plan.seed}, {plan}: {result.compared} digests in"
-          f" {result.seconds:.0f} s, {problems}",
-          flush=True,
-        )
-    except KeyboardInterrupt:
-      print(f"interrupted after {len(results)} of {len(seeds)} runs")
+  chosen = [plans.plan(s, args.width) for s in args.seeds or range(50)]
+  with command.folder(args.output) as folder:
+    references = runs.References(folder)
+    results: list[runs.Result] = command.run_all(
+      chosen,
+      lambda plan: runs.run(folder, plan, references(plan.setting)),
+      lambda result: f"{result.compared} digests",
+    )
   happened = collections.Counter(k for r in results for k in r.happened)
   good = sum(not result.problems for result in results)
   print(
@@ -70,7 +51,7 @@ def run(folder: pathlib.Path, seeds: Sequence[int], width: int | None) -> bool:
     f" {sum(r.compared for r in results):,} digests compared, "
     + ", ".join(f"{n} {kind}" for kind, n in sorted(happened.items()))
   )
-  return good < len(seeds)
+  return int(good < len(chosen))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from typing import Any
 
 from optax_dist import ledger
 from optax_dist.ledger import spans as sp
-from tests.chaos import checks as chaos_checks
 from tests.churn.plans import STEPS
+from tests.runs import checks as run_checks
 
 
 def digests(
@@ -56,7 +56,7 @@ def slots(
     last: whether it came to its end; another one may lack its last lines.
   """
   records = list(records)
-  problems = chaos_checks.in_order(records)
+  problems = run_checks.in_order(records)
   commits = [r for r in records if r["kind"] == "commit"]
   steps = [commit["step"] for commit in commits]
   if last and steps[-1:] != [STEPS - 1]:

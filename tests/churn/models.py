@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from optax_dist import ledger
+from tests.runs import models
 
 MODELS = ("digits", "transformer")
 MICRO_BATCH = 4  # Samples.
@@ -22,42 +23,31 @@ _LENGTH, WIDTH, _HEAD = 12, 16, 8
 _DROPOUT = 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
-  """A model to train.
-
-  Attributes:
-    params: the initial parameters.
-    samples: a tree of arrays with samples along the first axis.
-    gradient: of parameters, samples and a key.
-  """
-
-  params: Any
-  samples: Any
-  gradient: Callable[[Any, Any, jax.Array], Any]
-
-
-def optimizer() -> optax.GradientTransformation:
-  """Clipping depends on all of the mean, Adam on all means before."""
-  return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-3))
-
-
 @functools.cache
-def model(name: str, dtype: str, width: int) -> Model:
-  """A model with parameters of this dtype, traced but not compiled.
+def model(setting: Any) -> models.Model:
+  """The model of a `plans.Setting`, traced but not compiled.
 
-  Args:
-    name: one of `MODELS`.
-    dtype: of the parameters.
-    width: of the transformer, which has `8 * width ** 2` parameters and some.
+  Its gradient is that of a slot, which must have the samples that are due.
   """
-  params, samples, loss = _digits() if name == "digits" else _transformer(width)
-  params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
+  digits = setting.model == "digits"
+  params, samples, loss = _digits() if digits else _transformer(setting.width)
+  params = jax.tree.map(lambda x: x.astype(jnp.dtype(setting.dtype)), params)
   gradient = jax.jit(jax.grad(loss))
   few = jax.tree.map(lambda x: x[:MICRO_BATCH], samples)
   # Processes that are forked from this one have it then.
   gradient.trace(params, few, jax.eval_shape(jax.random.key, 0))
-  return Model(params, samples, gradient)
+  data = setting.data
+
+  def of_slot(params: Any, number: int, slot: Any) -> Any:
+    first = slot.step * data.global_batch + slot.number * MICRO_BATCH
+    due = data.indices(((first, first + MICRO_BATCH),))
+    if not np.array_equal(slot.indices, due):
+      raise AssertionError(f"slot {slot} has other samples")
+    return gradient(params, ledger.read(samples, slot.indices), slot.key)
+
+  # Clipping depends on all of the mean, Adam on all means before.
+  opt = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-3))
+  return models.Model(opt, params, of_slot)
 
 
 def _normal(key: int, *shape: int) -> np.ndarray:

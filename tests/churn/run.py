@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import math
+import pathlib
 import secrets
 import time
-from typing import Any
 
-from tests.chaos.members import Member, Members, read_journal
-from tests.chaos.pool import Pool
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.options import Options
 from tests.churn import checks, models
-from tests.churn.plans import MOST_REPLICAS, STEPS, Event, Plan, Setting
+from tests.churn.plans import MOST_REPLICAS, Event, Plan, Setting
+from tests.runs.processes import Member, Processes, Stuck, prints
+from tests.runs.replica import Job
 
 _DEADLINES = {
   "timeout": 30.0,
   "transfer_timeout": 1.5,
   "silence_timeout": 1.0,
 }
-# Seconds after which a run counts as hanging.
-DEADLINE = 100.0
 # Seconds for a process to come into the phase in which a fault is to hit it.
 _EVENT_TIMEOUT = 3.0
 
@@ -33,215 +36,184 @@ class Result:
     problems: violations; empty in a good run.
     happened: the kinds of events that happened.
     digests: for each step, the digests of all that said one.
-    compared: how many digests of a step were said, by all replicas.
   """
 
   plan: Plan
   seconds: float = 0.0
   problems: list[str] = dataclasses.field(default_factory=list)
   happened: list[str] = dataclasses.field(default_factory=list)
-  digests: dict[int, set[str]] = dataclasses.field(default_factory=dict)
-  compared: int = 0
+  digests: dict[int, list[str]] = dataclasses.field(default_factory=dict)
+
+  @property
+  def compared(self) -> int:
+    """How many digests of a step were said, by all replicas."""
+    return sum(map(len, self.digests.values()))
 
 
-def run(pool: Pool, plan: Plan, want: dict[int, str] | None) -> Result:
+def run(
+  folder: pathlib.Path, plan: Plan, want: dict[int, str] | None
+) -> Result:
   """Runs one plan, and checks it.
 
   Args:
-    pool: processes, and the coordinator.
+    folder: an existing folder, for a folder of the run in it.
     plan: what happens.
     want: the digest after each step of a run without events; None: this is it.
   """
-  return _Run(pool, plan, want).run()
+  # Traced here, for all processes that are forked.
+  setting, start = plan.setting, time.monotonic()
+  model = functools.partial(models.model, setting)
+  model()
+  result = Result(plan)
+  name = "undisturbed" if want is None else f"seed-{plan.seed}"
+  job = Job(
+    model,
+    {
+      "total_num_replicas": MOST_REPLICAS,
+      "lower_on_loss": True,
+      "inline_bytes": Options.inline_bytes if plan.inline else 0,
+      "wire": setting.wire,
+      "data": setting.data,
+      **_DEADLINES,
+    },
+    # So that faults come in the middle of a step.
+    pause=0.004,
+    checkpoints=str(folder / name / "checkpoints") if plan.events else "",
+  )
+  with Processes(folder / name, job, method="fork") as processes:
+    processes.may_end = True
+    churn = _Churn(processes, plan, result)
+    with contextlib.suppress(Stuck):  # It is among the problems.
+      churn.play()
+    processes.end()
+    churn.check(want or {})
+  result.seconds = time.monotonic() - start
+  return result
 
 
-class _Run:
-  """One run: a job, and its successors after the end of all its processes."""
+class _Churn:
+  """What happens in a run: a job, and its successors after the end of all."""
 
-  def __init__(self, pool: Pool, plan: Plan, want: dict[int, str] | None):
-    self._pool, self._plan, self._want = pool, plan, want
-    self._result = Result(plan)
-    # Traced here, for all processes that are forked.
-    setting = plan.setting
-    models.model(setting.model, setting.dtype, setting.width)
-    name = "undisturbed" if want is None else f"seed-{plan.seed}"
-    self._members = Members(pool, name)
-    self._left = list(plan.events)
+  def __init__(self, processes: Processes, plan: Plan, result: Result):
+    self._run, self._plan, self._result = processes, plan, result
     # Where the journal of each job is, which is also the name of its run.
     self._journals: list[str] = []
-    # Which process a fault is to hit, the event, and until when.
-    self._armed: tuple[Member, Event, float] | None = None
-    self._leaving: list[Member] = []
-    self._done: list[dict[str, Any]] = []
-    # What ends the job, and when all that is left of it is killed.
-    self._ended_by: Event | None = None
-    self._end_at = 0.0
+    # From which member on they are of the last job.
+    self._first = 0
 
-  def run(self) -> Result:
+  def play(self) -> None:
     """Runs the plan."""
+    run, events = self._run, self._plan.events
+    limits = [*(e.step for e in events), math.inf]
+    self._limit_steps(limits[0])
     self._begin(self._plan.replicas)
-    while True:
-      for member, said in self._members.look():
-        self._take(member, said)
-      if self._members.seconds > DEADLINE:
-        where = self._members.where()
-        self._result.problems.append(f"hang: not over in time; {where}")
-        break
-      if not self._members.live:
-        if self._ended_by is None:
-          break
-        event, self._ended_by = self._ended_by, None
-        self._begin(event.replicas)
-      self._advance()
-      # A launcher starts it again.
-      self._pool.address()
-    self._result.seconds = self._members.seconds
-    self._conclude()
-    return self._result
+    for event, limit in zip(events, limits[1:], strict=True):
+      run.wait(
+        lambda step=event.step: (
+          run.live
+          and not run.any_stopped
+          # One that was stopped may have been removed, and be about to join.
+          and all(m.step >= step for m in run.live)
+        ),
+        f"not all come to step {event.step}",
+      )
+      self._happen(event, limit)
+      self._result.happened.append(event.kind)
+    run.wait(lambda: not run.live, "not all come to the end")
 
-  @property
-  def _limit(self) -> int:
-    return self._left[0].step if self._left else STEPS
+  def _limit_steps(self, limit: float) -> None:
+    """Has nobody compute that step yet."""
+    self._run.job = dataclasses.replace(self._run.job, limit=limit)
+    self._run.tell(do="limit", step=limit)
 
   def _begin(self, replicas: int) -> None:
     """Begins a job, from the last checkpoint if there is one."""
-    name = f"journal-{len(self._journals)}-{secrets.token_hex(4)}.jsonl"
-    self._journals.append(name)
+    run, name = self._run, f"{len(self._journals)}-{secrets.token_hex(4)}"
+    self._journals.append(f"journal-{name}.jsonl")
+    self._first = len(run.everyone)
+    own = {"run": name, "journal": str(run.folder / self._journals[-1])}
+    run.job = dataclasses.replace(run.job, join=run.job.join | own)
     for replica in range(replicas):
-      self._add(replica)
+      run.start(replica)
 
-  def _add(self, replica: int) -> None:
-    folder = self._members.folder
-    self._members.add(
-      replica,
-      {
-        "run": self._journals[-1],
-        "address": self._pool.address(),
-        "replicas": MOST_REPLICAS,
-        "limit": self._limit,
-        "journal": str(folder / self._journals[-1]),
-        "checkpoints": str(folder / "checkpoints") if self._plan.events else "",
-        "deadlines": _DEADLINES,
-        "inline": self._plan.inline,
-        "setting": dataclasses.asdict(self._plan.setting),
-      },
-    )
-
-  def _take(self, member: Member, said: dict[str, Any]) -> None:
-    match said["event"]:
-      case "step":
-        self._result.digests.setdefault(said["step"], set()).add(said["digest"])
-        self._result.compared += 1
-      case "reached":
-        self._strike(member)
-        # One that is stopped reads this once it goes on.
-        member.process.send(do="go")
-      case "done" if member not in self._leaving:
-        self._done.append(said)
-      case "result":
-        # Without its coordinator a job ends with an error, in the end.
-        ended = self._ended_by
-        lost = ended is not None and ended.kind == "lose-coordinator"
-        if said["error"] is not None and not lost:
-          self._result.problems.append(f"{member}: {said['error']}")
-
-  # Events.
-
-  def _advance(self) -> None:
-    """Lets the next event happen once all are there for it."""
-    live = self._members.live
-    if self._ended_by is not None:
-      if time.monotonic() > self._end_at:
-        for member in live:
-          self._members.kill(member)
-      return
-    if self._armed is not None:
-      member, _, until = self._armed
-      if member.over:
-        self._armed = None
-      elif time.monotonic() > until:
-        # The phase did not come, for example as another one did all.
-        self._strike(member)
-      return
-    if not self._left or self._members.any_stopped:
-      return
-    if not live or not all(m.joined for m in live):
-      return
-    # One that was stopped may have been removed, and be about to join again.
-    if min(m.step for m in live) < self._left[0].step:
-      return
-    self._happen(self._left.pop(0), live)
-    self._members.tell(do="limit", step=self._limit)
-
-  def _happen(self, event: Event, live: list[Member]) -> None:
-    self._result.happened.append(event.kind)
+  def _happen(self, event: Event, limit: float) -> None:
+    """Has an event happen, and lets all compute up to the next one."""
+    run, live = self._run, self._run.live
     match event.kind:
+      case "kill-all" | "lose-coordinator":
+        run.errors_expected = True
+        if event.kind == "lose-coordinator":
+          run.coordinator.end()
+          # Without its coordinator a job ends with an error, in the end.
+          run.sleep(event.seconds)
+        for member in run.live:
+          run.kill(member)
+        run.wait(lambda: not run.live, "not all are dead")
+        run.errors_expected = False
+        self._limit_steps(limit)
+        self._begin(event.replicas)
       case "join":
+        self._limit_steps(limit)
         taken = {m.replica for m in live}
-        self._add(min(set(range(len(taken) + 1)) - taken))
+        run.start(min(set(range(len(taken) + 1)) - taken))
       case "leave":
-        self._leaving.append(live[-1])
         live[-1].process.send(do="leave")
-      case "kill-all":
-        self._ended_by = event
-        self._end_at = time.monotonic()
-      case "lose-coordinator":
-        self._ended_by = event
-        self._pool.lose_coordinator()
-        self._end_at = time.monotonic() + event.seconds
+        self._limit_steps(limit)
       case _:
-        self._arm(live[-1], event)
+        self._strike(live[-1], event, limit)
 
-  def _arm(self, member: Member, event: Event) -> None:
-    """Has a fault wait for a phase of a process, or injects it at once."""
-    self._armed = member, event, time.monotonic() + _EVENT_TIMEOUT
+  def _strike(self, member: Member, event: Event, limit: float) -> None:
+    """Injects a fault, in the phase of a process if it comes to it in time."""
+    run, end = self._run, time.monotonic() + _EVENT_TIMEOUT
     if event.phase:
-      member.process.send(do="fault", phase=event.phase, after=event.after)
-    else:
-      self._strike(member)
-
-  def _strike(self, member: Member) -> None:
-    """Injects the fault that waits for a phase of this process."""
-    if self._armed is None or self._armed[0] is not member:
-      return  # It came to the phase after all.
-    event = self._armed[1]
-    if event.kind == "kill":
-      if not member.doomed:
-        self._members.kill(member)
-      return
-    self._armed = None
+      run.arm(event.phase, event.after, (member.replica, member.rank))
+    self._limit_steps(limit)
+    # The phase may not come, for example as another one did all.
+    waits = lambda: event.phase and time.monotonic() < end and not member.over
+    run.wait(lambda: run.entered or not waits(), "no phase")
+    entered = run.entered
+    run.arm("")
     match event.kind:
+      case "kill":
+        run.kill(member)
+        run.wait(lambda: member.over, f"{member} is not dead")
       case "stop":
-        self._members.stop([member], event.seconds)
+        run.stop([member], event.seconds)
       case "kill-coordinator":
-        self._pool.kill_coordinator()
+        run.coordinator.kill()
       case "cut-power":
-        self._pool.cut_power(event.lost)
+        run.coordinator.cut_power(event.lost)
+    if entered:
+      # One that is stopped reads this once it goes on.
+      member.process.send(do="go")
 
-  # The end.
+  def check(self, want: dict[int, str]) -> None:
+    """Notes in the result what is wrong.
 
-  def _conclude(self) -> None:
-    result, data = self._result, self._plan.setting.data
-    result.problems += self._members.end()
-    if self._left:
-      result.problems.append(f"{len(self._left)} events did not happen")
-    want = {} if self._want is None else self._want
+    Args:
+      want: the digest after each step of a run without events; empty: this is it.
+    """
+    result, run, data = self._result, self._run, self._plan.setting.data
+    everyone = prints(run.everyone)
+    result.digests = {step: some for (_, step), some in everyone.items()}
+    result.problems += run.problems
     result.problems += checks.digests(result.digests, want)
-    result.problems += checks.ends(self._done, data)
+    ends = [m.result for m in run.everyone[self._first :] if m.result]
+    result.problems += checks.ends([e for e in ends if "next" in e], data)
     for name in self._journals:
       # Its writer may have been killed while it wrote a line.
-      results, _ = read_journal(self._members.folder / name)
-      last = name == self._journals[-1]
-      result.problems += checks.slots(results, data, last)
+      path, last = run.folder / name, name == self._journals[-1]
+      records = journal.read(path).records if path.exists() else []
+      result.problems += checks.slots(records, data, last)
 
 
 class References:
   """The digests of runs without events, of one replica, by setting."""
 
-  def __init__(self, pool: Pool):
-    """Sets the processes to use."""
-    self._pool = pool
-    self._found: dict[Setting, dict[int, str]] = {}
+  def __init__(self, folder: pathlib.Path):
+    """Sets the folder for outputs."""
+    self._folder = folder
+    self._results: dict[Setting, dict[int, str]] = {}
 
   def __call__(self, setting: Setting) -> dict[int, str]:
     """The digest after each step, from 0 on.
@@ -249,10 +221,10 @@ class References:
     Raises:
       RuntimeError: the run was not good.
     """
-    if setting not in self._found:
-      result = run(self._pool, Plan(-1, setting, True, 1, ()), None)
+    if setting not in self._results:
+      result = run(self._folder, Plan(-1, setting, True, 1, ()), None)
       if result.problems:
         raise RuntimeError(f"A run without events: {result.problems}")
-      digests = {step: min(results) for step, results in result.digests.items()}
-      self._found[setting] = digests
-    return self._found[setting]
+      digests = {step: min(some) for step, some in result.digests.items()}
+      self._results[setting] = digests
+    return self._results[setting]

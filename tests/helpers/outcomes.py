@@ -1,4 +1,4 @@
-"""What a training loop is told of its gradients, for `tests.chaos.checks`."""
+"""What a training loop is told of its gradients, for `tests.runs.checks`."""
 
 from typing import Any
 

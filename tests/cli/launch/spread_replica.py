@@ -8,19 +8,17 @@ import pathlib
 import sys
 import time
 
-import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from optax_dist import coordinator
-from tests.chaos import group_process
+from tests.runs import models
 
 
 def main():
   end = pathlib.Path(sys.argv[1])
   coordinator.initialize_processes()
-  mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
-  opt, params, gradient = group_process.model(mesh, 60)
+  opt, params, gradient = models.sharded()
   call = 0
   with coordinator.join(opt, params) as replica:
     print(f"process {os.getpid()} joins at step {replica.global_step}")
@@ -30,8 +28,8 @@ def main():
         break
       time.sleep(0.02)
       call += 1
-      x = np.float32(10 * replica.replica + call % 100)
-      outcome = replica.step(gradient(replica.params, x))
+      number = 10 * replica.replica + call % 100
+      outcome = replica.step(gradient(replica.params, number, None))
       step, of = outcome.global_step, len(outcome.members)
       print(f"step {step} of {of}, fingerprint {replica.fingerprint()}")
     replica.finish()

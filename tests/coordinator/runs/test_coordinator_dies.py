@@ -24,7 +24,7 @@ from optax_dist import coordinator
 from optax_dist.coordinator import journal, phases
 from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
-from tests.chaos import checks
+from tests.runs import checks
 
 _SECRET = "a secret of enough bytes"
 _TIMEOUT = 120.0

@@ -3,92 +3,116 @@
 `python -m tests.chaos --processes-per-replica 2` kills each process in each phase.
 """
 
-from tests.chaos import groups as group_runs
-from tests.chaos import members
-from tests.chaos.members import read_journal
+import dataclasses
+import functools
+
+from tests.runs import models
+from tests.runs.processes import Member, Processes, prints
+from tests.runs.replica import Job
 
 WIDTH = 60
 # Of a process: half of w, and b, each padded to 16 elements.
 SHARDS = 4 * (80 + 128)
 
 
-def check_equal(processes, at_least, lost=()):
+def _processes(folder, width=WIDTH, replicas=2, restarts=False, **job):
+  join = {
+    "total_num_replicas": replicas,
+    "lower_on_loss": True,
+    # Kills are detected immediately; a busy machine is not a fault.
+    "timeout": 100.0,
+    "transfer_timeout": 10.0,
+    "silence_timeout": 10.0,
+  }
+  model = functools.partial(models.sharded, width)
+  job = Job(model, join, processes=2, **job)
+  return Processes(folder / "run", job, restarts=restarts)
+
+
+def differing(members):
+  """At which steps processes differ that hold the same; and how many are alike."""
+  shared = {at: own for at, own in prints(members).items() if len(own) > 1}
+  apart = {step for (_, step), own in shared.items() if len(set(own)) > 1}
+  return len(shared), sorted(apart)
+
+
+def check_equal(run, at_least):
   """Like holds what like holds, at all steps that both have seen."""
-  compared, apart = group_runs.compare([*processes, *lost])
+  compared, apart = differing(run.everyone)
   assert not apart
   assert compared >= at_least
-  assert len({p.result["step"] for p in processes}) == 1
+  assert len({m.result["step"] for m in run.everyone if m.result}) == 1
 
 
 def test_shards_travel_between_equal_processes_only(tmp_path):
   saved = tmp_path / "saved"
-  with group_runs.Groups(tmp_path, width=WIDTH) as groups:
-    groups.start(1)
+  with _processes(tmp_path, target=8) as run:
+    run.may_end = True
+    run.start(1)
     # One of them writes what all hold.
-    groups.job["save"] = [3, str(saved)]
-    groups.start(0)
-    ended = groups.run()
-    check_equal(ended, at_least=2 * 8)
-    for one in ended:
+    job = dataclasses.replace(run.job, checkpoints=str(saved), every=3)
+    run.job = job
+    run.start(0)
+    run.wait(lambda: not run.live, "not all come to the end")
+    check_equal(run, at_least=2 * 8)
+    for one in run.everyone:
       (first, before), (last, after) = one.result["before"], one.result["after"]
       steps = last - first
       assert steps == 7
       # 2P(k-1)/k of its own shards, each way, with k = 2.
       assert after["bytes_in"] - before["bytes_in"] == steps * SHARDS
       assert after["bytes_out"] - before["bytes_out"] == steps * SHARDS
+    ended = run.of(0)
   # From a run of two replicas; one continues from it.
-  job = {"width": WIDTH, "restore": str(saved), "target": 6}
-  with group_runs.Groups(tmp_path, replicas=1, **job) as groups:
-    groups.start(0)
-    resumed = groups.run()
-    assert [p.said("joined")[0]["step"] for p in resumed] == [3, 3]
-    for one, like in zip(resumed, ended, strict=False):
-      assert one.result["prints"][3] == like.result["prints"][3]
+  job = {"target": 8, "checkpoints": str(saved)}
+  with _processes(tmp_path, replicas=1, **job) as run:
+    run.may_end = True
+    run.start(0)
+    run.wait(lambda: not run.live, "not all come to the end")
+    assert [m.joined["step"] for m in run.of(0)] == [6, 6]
+    for one, like in zip(run.of(0), ended, strict=True):
+      assert one.result["prints"][6] == like.result["prints"][6]
 
 
 def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
   width = 6_000
-  fault = {1: {"phase": "reduce_scatter", "time": 3}}
-  job = {"target": 100_000, "width": width, "pause": 0.5}
-  with group_runs.Groups(tmp_path, **job) as groups:
-    groups.start(0)
-    groups.start(1, fault)
-    victims, others = list(groups.live[1]), groups.live[0]
-    groups.wait(
-      lambda: victims[1].said("struck") and victims[1].killed,
-      "the fault has not struck",
-    )
-    groups.wait(
-      lambda: others[0].steps_of(0), "the other replica does not go on"
-    )
+  with _processes(tmp_path, width, restarts=True, pause=0.5) as run:
+    run.start(0)
+    run.start(1)
+    others = run.of(0)
+    together = lambda: len(others[0].steps_of(0, 1)) > 2
+    run.wait(together, "they do not begin")
+    run.arm("reduce_scatter", process=(1, 1))
+    run.wait(lambda: run.entered, "the fault has not struck")
+    run.kill(run.entered)
+    run.wait(lambda: others[0].steps_of(0), "the other replica does not go on")
     # It comes back as a whole, and takes part again.
-    again = groups.live[1]
-    assert {p.incarnation for p in again} == {1}
-    groups.wait(
-      lambda: len(again[1].steps_of(0, 1)) > 10,
+    run.wait(
+      lambda: len(run.of(1)[1].steps_of(0, 1)) > 10,
       "the replica does not come back",
     )
-    records, _ = read_journal(groups.journal)
+    assert {m.incarnation for m in run.of(1)} == {1}
+    records, _ = run.records()
     (called,) = [r["step"] for r in records if r["kind"] == "join"][2:]
-    for one in again:
+    for one in run.of(1):
       # Parameters and two moments, of its own shards and no others; and the means of
       # the steps for which the other one has not waited.
       mean = 4 * (2 * width + 70)
-      own, joined = 3 * mean, one.said("joined")[0]
-      means = mean * (1 + joined["step"] - called)
-      assert own <= joined["bytes_in"] < 1.2 * own + means
-    groups.finish()
-    ended = groups.run()
-    check_equal(ended, at_least=10, lost=victims)
+      own = 3 * mean
+      means = mean * (1 + one.joined["step"] - called)
+      assert own <= one.joined["bytes_in"] < 1.2 * own + means
+    run.finish()
+    check_equal(run, at_least=10)
 
 
 def test_differing_processes_of_one_rank_are_found():
-  def one(rank, **prints):
-    made = members.Member(None, 0, rank)
-    for step, digest in prints.items():
-      made.take({"event": "step", "step": int(step[1:]), "print": digest})
-    return made
+  def one(rank, **digests):
+    said = [
+      {"step": int(step[1:]), "print": digest}
+      for step, digest in digests.items()
+    ]
+    return Member(None, 0, rank, steps=said)
 
   pairs = [one(0, s1="a", s2="b"), one(1, s1="x", s2="y")]
-  assert group_runs.compare([*pairs, one(0, s2="b", s3="c")]) == (1, [])
-  assert group_runs.compare([*pairs, one(1, s2="b")]) == (1, [2])
+  assert differing([*pairs, one(0, s2="b", s3="c")]) == (1, [])
+  assert differing([*pairs, one(1, s2="b")]) == (1, [2])

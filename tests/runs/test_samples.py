@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from optax_dist import ledger
-from tests.chaos import samples
+from tests.runs import samples
 
 DATA = samples.batches("exact", 2)
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from optax_dist.coordinator import journal
 from tests.chaos import cases as chaos_cases
 
 # Each fault, of replicas and of the coordinator; what a fault does in which phase
@@ -35,17 +36,37 @@ def test_the_short_matrix_has_each_phase_and_fault():
   ids=["short", "long"],
 )
 def test_faults_hang_no_replica_and_keep_them_equal(tmp_path, seeds):
-  """In a process of its own, from which replicas can be forked."""
-  command = [sys.executable, "-m", "tests.chaos", "--output", str(tmp_path)]
+  out = _run("--output", tmp_path, "--seeds", ",".join(map(str, seeds)))
+  for seed in seeds:
+    assert f"seed {seed}, {chaos_cases.case(seed)}: " in out
+  every = len(seeds)
+  assert f"{every} ok, 0 ended early, 0 diverged, 0 not" in out
+
+
+@pytest.mark.nightly  # tests/coordinator/runs/test_groups.py has one kill.
+def test_a_process_of_several_or_the_coordinator_is_killed(tmp_path):
+  several = ("--processes-per-replica", 2, "--seeds", "22,31,40")
+  out = _run("--output", tmp_path, *several)
+  assert "seed 22, reduce_scatter/kill/replica/0.1" in out
+  assert "seed 31, gather/kill/coordinator/0.1" in out
+  assert "seed 40, done/kill/replica/1.0" in out
+  assert "3 ok, 0 ended early, 0 diverged, 0 not" in out
+  # Each was alone while the other one came back.
+  for seed, alone in ((22, (1,)), (40, (0,))):
+    records, _ = journal.read(tmp_path / f"run-{seed}" / "journal.jsonl")
+    commits = [r for r in records if r["kind"] == "commit"]
+    members = {tuple(m["replica"] for m in r["members"]) for r in commits}
+    assert members == {alone, (0, 1)}
+
+
+def _run(*arguments):
+  """What the command prints, in a process from which replicas can be forked."""
   done = subprocess.run(
-    [*command, "--seeds", ",".join(map(str, seeds))],
-    cwd=pathlib.Path(__file__).parents[3],
+    [sys.executable, "-m", "tests.chaos", *map(str, arguments)],
+    cwd=pathlib.Path(__file__).parents[2],
     capture_output=True,
     text=True,
     check=False,
   )
   assert done.returncode == 0, done.stdout + done.stderr
-  for seed in seeds:
-    assert f"seed {seed}, {chaos_cases.case(seed)}: " in done.stdout
-  every = len(seeds)
-  assert f"{every} ok, 0 ended early, 0 diverged, 0 not" in done.stdout
+  return done.stdout

@@ -8,7 +8,7 @@ from typing import Any
 
 from optax_dist import ledger
 from optax_dist.coordinator import journal
-from tests.chaos import samples
+from tests.runs import samples
 
 
 def check(

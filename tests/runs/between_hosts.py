@@ -7,6 +7,7 @@ all is checked.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import subprocess
@@ -15,14 +16,16 @@ import time
 
 import hosts as host_maker
 
-from tests.chaos import checks, replica
-from tests.chaos.members import Members, read_journal
-from tests.chaos.pool import Pool
+from tests.runs import checks, models
+from tests.runs.processes import Processes
+from tests.runs.replica import Job
 
 TARGETS = ("replica", "coordinator", "two replicas")
 SILENCE_TIMEOUT, TRANSFER_TIMEOUT, TIMEOUT = 4.0, 4.0, 60.0
 # For a busy machine, beyond what time-outs say.
 SLACK = 6.0
+# Seconds for what takes long on a busy machine.
+_LONG = 240.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Outcome:
 
 
 def too_late(
-  target: str, seconds: float, found: Outcome, slack: float = SLACK
+  target: str, seconds: float, outcome: Outcome, slack: float = SLACK
 ) -> list[str]:
   """What of a cut took longer than the time-outs allow.
 
@@ -51,10 +54,10 @@ def too_late(
   if target != "coordinator":
     allowed = min(seconds, SILENCE_TIMEOUT + TRANSFER_TIMEOUT)
   late = []
-  if found.stall > allowed + slack:
-    late.append(f"{target}: stood still {found.stall:.1f} s")
-  if found.back > SILENCE_TIMEOUT + slack:
-    late.append(f"{target}: all were back after {found.back:.1f} s")
+  if outcome.stall > allowed + slack:
+    late.append(f"{target}: stood still {outcome.stall:.1f} s")
+  if outcome.back > SILENCE_TIMEOUT + slack:
+    late.append(f"{target}: all were back after {outcome.back:.1f} s")
   return late
 
 
@@ -88,27 +91,27 @@ class Run:
     width=20_000,
     **options,
   ):
-    self._pool = Pool(folder, replica.main, method)
-    self._members = Members(self._pool, "run")
-    self._coordinator = None
-    self.count, self._version, self._delay = count, version, delay
-    self.journal = self._members.folder / "journal.jsonl"
+    self.count, self._delay, self._method = count, delay, method
     self._pauses = [(pauses or {}).get(i, pause) for i in range(count)]
-    self._job = {
-      "width": width,
-      "join": {
+    self._folder, self._version = folder / "run", version
+    self._coordinator = None
+    self._job = Job(
+      functools.partial(models.flat, width),
+      {
         "total_num_replicas": count,
         "lower_on_loss": True,
-        "journal": str(self.journal),
         "timeout": TIMEOUT,
         "transfer_timeout": TRANSFER_TIMEOUT,
         "silence_timeout": SILENCE_TIMEOUT,
         **options,
       },
-    }
+    )
 
   def __enter__(self):
     self.hosts = host_maker.Hosts(self.count + 1)
+    self.run = Processes(
+      self._folder, self._job, method=self._method, hosts=self.hosts.names
+    )
     try:
       if self._delay:
         self.hosts.shape(delay=self._delay)
@@ -119,54 +122,50 @@ class Run:
     return self
 
   def __exit__(self, *_):
-    self._pool.__exit__()
+    self.run.end()
     self.hosts.close()
     if self._coordinator is not None:
-      self._coordinator.kill()
-      self._coordinator.wait()
       self._coordinator.stdout.close()
+
+  @property
+  def journal(self):
+    """The file."""
+    return self.run.journal
+
+  @property
+  def replicas(self):
+    """Those that have not vanished."""
+    return [one for one in self.run.everyone if not one.doomed]
 
   def _start(self):
     host = self.hosts.address(self.count, self._version)
-    at = f"[{host}]:29300" if self._version == 6 else f"{host}:29300"
+    address = f"[{host}]:29300" if self._version == 6 else f"{host}:29300"
     self._coordinator = self.hosts.python(
       self.count,
-      *("-m", "optax_dist", "coordinator", "--address", at),
-      *("--output", str(self._members.folder)),
+      *("-m", "optax_dist", "coordinator", "--address", address),
+      *("--output", str(self._folder)),
       stdout=subprocess.PIPE,
       env={
         **os.environ,
-        "OPTAX_DIST_SECRET": self._pool.secret,
+        "OPTAX_DIST_SECRET": self.run.job.secret,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
       },
     )
     assert self._coordinator.stdout.readline().startswith(b"ready")
-    self._job["join"]["coordinator_address"] = at
+    join = self.run.job.join | {"coordinator_address": address}
     for number, pause in enumerate(self._pauses):
-      name = self.hosts.names[number]
-      self._members.add(number, {**self._job, "pause": pause}, host=name)
-    # Those that have not vanished.
-    self.replicas = list(self._members.everyone)
+      self.run.job = dataclasses.replace(self.run.job, join=join, pause=pause)
+      self.run.start(number)
     joined = lambda: all(one.joined for one in self.replicas)
-    self.wait(joined, "not all join", 240.0)
+    self.run.wait(joined, "not all join", _LONG)
 
-  def wait(self, ready, what, seconds):
-    """Waits until a condition is true; all must stay alive, and in the run."""
-
-    def checked():
-      early = [one for one in self.replicas if one.result is not None]
-      assert not early, f"ended early: {what}: {self._members.where()}"
-      return ready()
-
-    self._members.wait(checked, what, seconds)
-
-  def wait_for_all(self, after, seconds=240.0):
+  def wait_for_all(self, after):
     """Waits until each has taken a step since, together with all others."""
-    everyone = range(self.count)
-    self.wait(
-      lambda: all(r.steps_of(*everyone, after=after) for r in self.replicas),
+    all_of = [one.replica for one in self.replicas]
+    self.run.wait(
+      lambda: all(r.steps_of(*all_of, after=after) for r in self.replicas),
       "not all take part",
-      seconds,
+      _LONG,
     )
 
   def victims(self, target):
@@ -184,10 +183,9 @@ class Run:
   def cut(self, target, seconds, *, both):
     """Cuts, waits, heals, and waits until all take part again."""
     self.wait_for_all(time.monotonic())
-    some, others = self.victims(target)
     began = time.monotonic()
-    self.hosts.cut(some, others, both=both)
-    self._sleep(seconds)
+    self.hosts.cut(*self.victims(target), both=both)
+    self.run.sleep(seconds)
     healed = time.monotonic()
     self.hosts.heal()
     self.wait_for_all(healed)
@@ -197,71 +195,55 @@ class Run:
     )
     return Outcome(self.longest_stall(began, back), back - healed)
 
-  def vanish(self, seconds):
+  def vanish(self):
     """Removes a host permanently; returns the stall of the others."""
-    (gone,), _ = self.victims("replica")
+    (number,), _ = self.victims("replica")
     began = time.monotonic()
-    self.hosts.vanish(gone)
-    one = self.replicas.pop(gone)
-    rest = [r.replica for r in self.replicas]
-    self.wait(
-      lambda: all(r.steps_of(*rest, after=began) for r in self.replicas),
-      "the others don't go on",
-      seconds,
-    )
-    stall = self.longest_stall(began, time.monotonic())
-    self._members.kill(one)
-    return stall
+    self.hosts.vanish(number)
+    # Killed only then: nobody hears its last words.
+    self.run.kill(self.run.everyone[number])
+    self.wait_for_all(began)
+    return self.longest_stall(began, time.monotonic())
 
   def longest_stall(self, since, until):
     """The longest time in which no replica has taken a step."""
     times = sorted(s["at"] for one in self.replicas for s in one.steps)
-    inside = [t for t in times if since < t < until]
-    marks = [since, *inside, until]
+    between = [t for t in times if since < t < until]
+    marks = [since, *between, until]
     return max(b - a for a, b in itertools.pairwise(marks))
 
-  def wait_for_steps(self, more, seconds=240.0):
+  def wait_for_steps(self, more):
     """Waits until the first replica has taken that many more steps."""
     began, steps = time.monotonic(), self.replicas[0].steps
-    self.wait(
+    self.run.wait(
       lambda: sum(s["at"] > began for s in steps) >= more,
       f"no {more} steps",
-      seconds,
+      _LONG,
     )
 
   def rate(self, seconds):
     """Steps per second, from now on for so long."""
     began = time.monotonic()
-    self._sleep(seconds)
+    self.run.sleep(seconds)
     return sum(s["at"] > began for s in self.replicas[0].steps) / seconds
 
   def cut_repeatedly(self, times, seconds, healed):
     """Cuts one replica's host off, again and again."""
     self.wait_for_all(time.monotonic())
-    (victim,), others = self.victims("replica")
     for _ in range(times):
-      self.hosts.cut([victim], others)
-      self._sleep(seconds)
+      self.hosts.cut(*self.victims("replica"))
+      self.run.sleep(seconds)
       self.hosts.heal()
-      self._sleep(healed)
+      self.run.sleep(healed)
     self.wait_for_all(time.monotonic())
 
   def finish(self):
     """Has the run end; returns how many steps it had, and what is wrong."""
-    self._members.tell(do="finish")
-    ended = lambda: all(
-      one.result is not None and one.process.exit_code == 0
-      for one in self.replicas
+    self.run.finish()
+    contents = self.run.records()
+    steps, problems = checks.check(
+      contents.records, self.run.reports(), TIMEOUT
     )
-    self._members.wait(ended, "no end", 240.0)
-    reports = [(one.replica, 0, one.result) for one in self.replicas]
-    result, wrong = read_journal(self.journal)
-    steps, problems = checks.check(result, reports, TIMEOUT)
-    problems += [one.result["error"] for one in self.replicas]
-    problems += ["the journal has a bad line"] * len(wrong)
-    return steps, [*filter(None, problems), *self._members.end()]
-
-  def _sleep(self, seconds):
-    """Waits, unless a replica ends."""
-    end = time.monotonic() + seconds
-    self.wait(lambda: time.monotonic() >= end, "a cut", seconds + 60.0)
+    problems += ["the journal has a bad line"] * len(contents.problems)
+    self.run.end()
+    return steps, problems + self.run.problems

@@ -6,7 +6,7 @@ import outcomes
 import pytest
 
 from optax_dist.coordinator.outcome import Outcome
-from tests.chaos import checks as chaos_checks
+from tests.runs import checks as run_checks
 
 
 def _commit(step, *replicas):
@@ -85,7 +85,7 @@ def _spoilt(how):
 
 
 def test_a_good_run_has_no_problems():
-  assert chaos_checks.check(*_good(), timeout=10.0) == (3, [])
+  assert run_checks.check(*_good(), timeout=10.0) == (3, [])
 
 
 def test_a_gradient_told_lost_may_have_been_applied():
@@ -94,7 +94,7 @@ def test_a_gradient_told_lost_may_have_been_applied():
   seen = reports[1][2]
   seen["accepted"].remove(1)
   seen["reasons"]["1"] = "lost"
-  assert chaos_checks.check(records, reports, timeout=10.0) == (3, [])
+  assert run_checks.check(records, reports, timeout=10.0) == (3, [])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_gradient_told_lost_may_have_been_applied():
   ],
 )
 def test_each_violation_is_noticed(how, words):
-  _, problems = chaos_checks.check(*_spoilt(how), timeout=10.0)
+  _, problems = run_checks.check(*_spoilt(how), timeout=10.0)
   assert words in " ".join(problems)
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_a_new_incarnation_ended_is_good():
   seen["accepted"] = seen["calls"] = [0]
   seen["reasons"], seen["stats"]["gradients"] = {}, {"applied": 1}
   reports[1] = (replica, 7, seen)
-  assert chaos_checks.check(records, reports, timeout=10.0) == (3, [])
+  assert run_checks.check(records, reports, timeout=10.0) == (3, [])
 
 
 def test_a_member_may_stand_for_several_gradients_or_none():
@@ -147,7 +147,7 @@ def test_a_member_may_stand_for_several_gradients_or_none():
     [0, 1],
     {"2": "stale", "3": "finished"},
   )
-  assert chaos_checks.check(records, reports, timeout=10.0) == (3, [])
+  assert run_checks.check(records, reports, timeout=10.0) == (3, [])
 
 
 def test_a_gradient_of_an_unfinished_sum_may_be_in_a_step_or_not():
@@ -158,18 +158,18 @@ def test_a_gradient_of_an_unfinished_sum_may_be_in_a_step_or_not():
     seen["undecided"] = [4]
   reports[1][2]["accepted"].remove(2)
   reports[1][2]["undecided"] = [2, 4]
-  assert chaos_checks.check(records, reports, timeout=10.0) == (3, [])
+  assert run_checks.check(records, reports, timeout=10.0) == (3, [])
 
 
 def test_samples_are_checked_where_there_are_any(monkeypatch):
   told = []
   monkeypatch.setattr(
-    chaos_checks.samples,
+    run_checks.samples,
     "check",
     lambda *of: told.append(of) or ["a sample is lost"],
   )
   records, reports = _good()
-  _, problems = chaos_checks.check(records, reports, 10.0, data="the data")
+  _, problems = run_checks.check(records, reports, 10.0, data="the data")
   assert problems == ["a sample is lost"]
   assert told == [("the data", records[:3], reports)]
 
@@ -188,9 +188,9 @@ def test_steps_may_come_once_more_where_a_run_begins_again():
   run = lambda step: {"kind": "run", "step": step}
   commit = lambda step: {"kind": "commit", "step": step}
   good = [run(0), commit(0), commit(1), run(1), commit(1)]
-  assert chaos_checks.in_order(good) == []
+  assert run_checks.in_order(good) == []
   bad = [run(0), commit(0), commit(2), run(1), commit(2)]
-  assert chaos_checks.in_order(bad) == [
+  assert run_checks.in_order(bad) == [
     "commit 2 comes where 1 is due",
     "commit 2 comes where 1 is due",
   ]
