@@ -16,7 +16,7 @@ class Tail:
     age: how long the file had not changed when it was last read, in seconds; no
       more than the time between the last two calls, for the clock of another
       host may be wrong.
-    bad_lines: how many complete lines could not be read.
+    bad_lines: how many complete lines could not be read, or are of another version.
 
   Example:
     >>> import tempfile
@@ -33,7 +33,7 @@ class Tail:
   def __init__(self, path: str | os.PathLike[str]):
     """Names the file, which need not exist yet."""
     self.path = pathlib.Path(path)
-    self._offset = 0
+    self._offset = self._inode = 0
     self._read_at: float | None = None
     self.age = 0.0
     self.bad_lines = 0
@@ -44,10 +44,11 @@ class Tail:
     before, self._read_at = self._read_at, now
     try:
       with self.path.open("rb") as file:
-        age = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
-        if file.seek(0, os.SEEK_END) < self._offset:
-          # The file was replaced.
-          self._offset = 0
+        stat = os.fstat(file.fileno())
+        age = max(0.0, time.time() - stat.st_mtime)
+        if stat.st_ino != self._inode or stat.st_size < self._offset:
+          # It is another file, as of a job that was started anew.
+          self._offset, self._inode = 0, stat.st_ino
         file.seek(self._offset)
         text = file.read()
     except FileNotFoundError:
@@ -58,8 +59,8 @@ class Tail:
     records = []
     for line in whole.split(b"\n"):
       if line.strip():
-        record, _ = journal.parse(line)
-        self.bad_lines += record is None
+        record, wrong = journal.parse(line)
+        self.bad_lines += bool(wrong)
         if record is not None:
           records.append(record)
     return records

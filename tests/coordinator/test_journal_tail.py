@@ -26,6 +26,21 @@ def test_lines_come_once_they_are_whole(tmp_path):
   assert [r["kind"] for r in tail.read()] == ["run"]
 
 
+def test_the_journal_of_a_job_that_was_started_anew_is_read_from_its_start(
+  tmp_path,
+):
+  path = tmp_path / "run.jsonl"
+  path.write_text('{"kind": "join", "time": 0, "replica": 0, "step": 0}\n')
+  tail = journal_tail.Tail(path)
+  assert len(tail.read()) == 1
+  path.rename(tmp_path / "old.jsonl")
+  with journal.Journal(path) as written:
+    written.write("run", strategy="sync_replicas", step=0)
+    written.write("coordinator", epoch=0, step=0)
+  assert [r["kind"] for r in tail.read()] == ["run", "coordinator"]
+  assert tail.bad_lines == 0
+
+
 def test_new_records_are_as_recent_as_the_last_read(tmp_path):
   """Even if the clock of this host or of the file's is wrong."""
   path = tmp_path / "run.jsonl"

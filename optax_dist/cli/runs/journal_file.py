@@ -67,6 +67,8 @@ def read(path: pathlib.Path, flag: str = "") -> list[dict[str, Any]]:
 
   with reading(path, flag):
     records, problems = journal.read(path)
+    if not path.stat().st_size:
+      raise errors.CommandError(f"{flag}{path}: {unwritten(path)}")
   for problem in problems[:_SHOWN]:
     parser.say(f"{path}: {problem}")
   if len(problems) > _SHOWN:

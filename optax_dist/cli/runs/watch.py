@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
   shown = view.View(args.journal)
   shown.read()
   bad = shown.tail.bad_lines
-  if bad and shown.numbers.run is None:
+  if bad and shown.numbers.is_empty:
     raise errors.CommandError(
       f"{args.journal}: is no journal: none of its {bad} lines can be used"
     )

@@ -57,6 +57,9 @@ def test_a_host_without_the_journal_says_where_it_is(tmp_path, capsys):
     page.close()
   assert main.main(["watch", "--once", str(path)]) == 0
   assert where in capsys.readouterr().out
+  for command in (["report"], ["simulate", "--journal"], ["plan", "--journal"]):
+    assert main.main([*command, str(path)]) == 2
+    assert where in capsys.readouterr().err
 
 
 def test_the_address_of_a_host_with_several_networks_can_be_given():

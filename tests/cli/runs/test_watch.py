@@ -91,6 +91,18 @@ def test_bad_lines_are_counted(path, capsys):
   assert "bad lines: 1;" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+  ("before", "after"),
+  [(b'"version": 1', b'"version": 2'), (b'{"kind": "run"', b'\xef\xbb\xbf{')],
+)
+def test_a_journal_of_another_version_is_said(path, before, after, capsys):
+  path.write_bytes(path.read_bytes().replace(before, after))
+  assert main.main(["watch", "--once", str(path)]) == 0
+  shown = capsys.readouterr()
+  assert "step 4, " in shown.out
+  assert "bad lines: 1;" in shown.err
+
+
 def test_a_missing_journal_is_an_error(tmp_path, capsys):
   assert main.main(["watch", str(tmp_path / "no.jsonl")]) == 2
   assert "can't be read: No such file" in capsys.readouterr().err
