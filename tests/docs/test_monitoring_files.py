@@ -138,6 +138,7 @@ def test_an_alert_that_is_turned_around_is_noticed(name):
     # Killed with SIGKILL after five minutes, with all that write its journal.
     ("dead", {"OptaxDistSilent", "OptaxDistNoCommit"}),
     ("finished", set()),
+    ("failed", {"OptaxDistFailed"}),
     ("going on", set()),
   ],
 )
@@ -149,14 +150,16 @@ def test_alerts_fire_for_the_numbers_of_a_dead_job(monkeypatch, end, fires):
   replicas = range(4)
   numbers.update({"kind": "join", "time": 0.0, "replica": r} for r in replicas)
   member = {"count": 1, "staleness": 0, "compute": 29.0, "age": 0.5}
-  for step in range(24):
+  for step in range(84):
     now = 30.0 * step
     if step <= 10 or end == "going on":
       members = [member | {"replica": r} for r in replicas]
       commit = {"kind": "commit", "step": step, "time": now}
       numbers.update([commit | {"members": members}])
-    elif step == 11 and end == "finished":
-      numbers.update([{"kind": "finish", "time": now, "reason": "finished"}])
+    elif step == 11 and end in ("finished", "failed"):
+      finish = {"kind": "finish", "time": now, "reason": end}
+      counts = {"applied": 44, "dropped": {}} if end == "finished" else None
+      numbers.update([finish | {"ledger": counts}])
     for line in prometheus.text(numbers.metrics()).splitlines():
       if not line.startswith("#"):
         name, _, value = line.rpartition(" ")
@@ -164,7 +167,7 @@ def test_alerts_fire_for_the_numbers_of_a_dead_job(monkeypatch, end, fires):
   result = {
     name
     for name, rule in _rules().items()
-    if promql.firing(rule, series, 690.0, 30.0)
+    if promql.firing(rule, series, 2490.0, 30.0)
   }
   assert result == fires
 

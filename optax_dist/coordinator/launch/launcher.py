@@ -16,6 +16,7 @@ import os
 import pathlib
 import secrets
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -172,6 +173,7 @@ class Launcher:
       # Exit callbacks run in reverse: the watcher is stopped last in any case.
       watch = watcher.Watcher(token, self._lock.file if self._lock else None)
       stack.callback(watch.stop)
+      stack.push(self._end_journal)
       self._keeper = keeper.Keeper(
         self._placement,
         self._environment,
@@ -209,6 +211,21 @@ class Launcher:
   def _leave_to_others(self, stops: Callable[[], bool]) -> None:
     self._kill_all()
     self._keeper.linger(stops, self._say)
+
+  def _end_journal(self, kind: object, error: object, trace: object) -> None:
+    """Writes the end of a run that can't go on: who follows it is to know."""
+    placement, environment = self._placement, self._environment
+    elsewhere = placement.external or environment.store is not None
+    if environment.journal is None or elsewhere or placement.node.count > 1:
+      return  # It may go on.
+    reason = "its launcher has ended"
+    if isinstance(error, LaunchError):
+      reason += f": {error}".partition("\n")[0]
+    path = environment.journal
+    with contextlib.suppress(OSError), journal.Journal(path) as file:
+      begun = self._supervisor.has_begun and not self._supervisor.over
+      if begun and not file.ended:
+        file.write("finish", step=file.step + 1, reason=reason)
 
   def _kill_all(self) -> None:
     for process in self._live():
@@ -420,10 +437,14 @@ class Launcher:
   def _pass_on(self, number: int) -> None:
     """Passes a signal on; the second that asks for an end ends all."""
     ends = number in signals.ENDING
+    hung_up = number == signal.SIGHUP
     if ends and self._stop_at is not None:
+      if hung_up:
+        return  # Both the terminal and its shell may send it.
       raise SystemExit(128 + number)
     for process in self._live():
-      process.signal(number)
+      # Replicas have no terminal: to them it is the same as SIGTERM.
+      process.signal(signal.SIGTERM if hung_up else number)
     if ends:
       now = time.monotonic()
       self._stop_at = now + (self._environment.grace or 0.0)

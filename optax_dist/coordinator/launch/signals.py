@@ -13,18 +13,18 @@ import signal
 import threading
 from collections.abc import Iterator
 
-# Those that ask a program to end.
-ENDING = frozenset((signal.SIGINT, signal.SIGTERM))
+# Those that ask a program to end; the last one if its terminal is closed.
+ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 _OTHERS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[int]]:
-  """Records SIGTERM, Ctrl-C, SIGUSR1 and SIGUSR2 while the block runs.
+  """Records SIGTERM, SIGHUP, Ctrl-C, SIGUSR1 and SIGUSR2 while the block runs.
 
-  If the program ignores Ctrl-C or has its own handler for it, that stays in
-  place. Threads other than the main one get no signals, so nothing changes
-  there.
+  If the program ignores Ctrl-C or SIGHUP (nohup) or has its own handler for it,
+  that stays in place. Threads other than the main one get no signals, so nothing
+  changes there.
 
   Yields:
     The numbers of the signals so far, in order.
@@ -41,8 +41,9 @@ def recorded() -> Iterator[list[int]]:
     yield numbers
     return
   before = {number: signal.getsignal(number) for number in (*ENDING, *_OTHERS)}
-  if before[signal.SIGINT] is not signal.default_int_handler:
-    del before[signal.SIGINT]
+  for number in (signal.SIGINT, signal.SIGHUP):
+    if before[number] not in (signal.default_int_handler, signal.SIG_DFL):
+      del before[number]
   for number in before:
     signal.signal(number, lambda number, frame: numbers.append(number))
   try:

@@ -201,6 +201,11 @@ class Supervisor:
     )
 
   @property
+  def has_begun(self) -> bool:
+    """Whether any of them has joined the run."""
+    return any(r.has_joined for r in self._replicas.values())
+
+  @property
   def all_joined(self) -> bool:
     """Whether those that run have joined since they were started."""
     return all(self._joined())
@@ -303,7 +308,7 @@ class Supervisor:
     if now < self._asks_at:
       return []
     self._asks_at = math.inf
-    if self.over or any(r.has_joined for r in self._replicas.values()):
+    if self.over or self.has_begun:
       return []
     return [Say(f"after {now - self._start:.0f} s {_NOBODY}")]
 
@@ -347,8 +352,7 @@ class Supervisor:
     if not (code or replica.joined or end.failure):
       # If it were started again, it would end in the same way.
       replica.state, replica.first = State.ABSENT, (now, end)
-      joined = any(r.has_joined for r in self._replicas.values())
-      return self._check_enough() if joined else []
+      return self._check_enough() if self.has_begun else []
     replica.state = State.WAITING
     if now - self._failed_at >= _FORGIVEN:
       self._restarts = 0

@@ -31,6 +31,7 @@ _HELP: dict[table.Kind, dict[str, str]] = {
     "journal_age_seconds": "Time since a line was written; 0 once the run has"
     " ended.",
     "members": "Replicas that take part.",
+    "failed": "1 once the run has ended with an error.",
     "goodput_ratio": "The share of all replica-seconds that was useful.",
   },
   "counter": {
@@ -355,6 +356,8 @@ class RunNumbers:
       "journal_age_seconds": self.silence,
       "rounds_abandoned": self.abandoned,
       "members": members,
+      # The gradients of one that has ended well were counted.
+      "failed": self.finish is not None and not self.finish.get("ledger"),
       "membership_changes": self._changes,
       "coordinator_restarts": self.restarts,
       "replica_seconds": self.times.booked(),

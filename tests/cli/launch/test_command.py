@@ -275,12 +275,18 @@ def start():
     one.close()
 
 
-def test_sigterm_is_passed_on_and_waited_for(start):
+@pytest.mark.parametrize(
+  "signals",
+  # A closed terminal and its shell both send the latter.
+  [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]],
+)
+def test_sigterm_and_sighup_are_passed_on_and_waited_for(start, signals):
   one = start("--replicas", "2", *_ELSEWHERE, _LIGHT, "grace")
   one.until("sleeps", 2)
-  one.process.send_signal(signal.SIGTERM)
+  for number in signals:
+    one.process.send_signal(number)
   one.until("leaves", 2)
-  assert one.process.wait(180.0) == 143
+  assert one.process.wait(180.0) == 128 + signals[0]
 
 
 def test_other_signals_are_passed_on_too(start):

@@ -6,7 +6,9 @@ import pathlib
 import pytest
 
 from optax_dist.cli import main
+from optax_dist.cli.runs import view
 from optax_dist.coordinator.launch import supervisor
+from optax_dist.coordinator.metrics import prometheus
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("ending_program.py"))
 _ONE = ("--replicas", "2", "--min-replicas", "1")
@@ -113,6 +115,21 @@ def test_after_the_end_the_code_is_that_of_the_job(
   )
   assert f"[launch] replica 1 {words}" in said
   assert not any("starts again" in line for line in said)
+
+
+def test_who_follows_a_run_that_was_given_up_sees_its_end(capfd, tmp_path):
+  output = tmp_path / "out"
+  flags = ("--replicas", "2", "--restarts", "0", "--output", str(output))
+  code, _, text = _launch(capfd, tmp_path, flags, "1", "run", "raises")
+  assert code == 1
+  reason = "1 replicas are left of 2 needed: replica 1 ended with exit code 1"
+  assert f"optax-dist: {reason}" in text
+  path = output / "journal.jsonl"
+  assert main.main(["watch", str(path)]) == 0
+  assert f"; ended: its launcher has ended: {reason}" in capfd.readouterr().out
+  shown = view.View(path)
+  shown.read()
+  assert "optax_dist_failed 1.0" in prometheus.text(shown.numbers.metrics())
 
 
 def test_restarts_are_refilled_after_an_hour_without_a_failure(

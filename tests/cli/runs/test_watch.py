@@ -93,7 +93,7 @@ def test_bad_lines_are_counted(path, capsys):
 
 @pytest.mark.parametrize(
   ("before", "after"),
-  [(b'"version": 1', b'"version": 2'), (b'{"kind": "run"', b'\xef\xbb\xbf{')],
+  [(b'"version": 1', b'"version": 2'), (b'{"kind": "run"', b"\xef\xbb\xbf{")],
 )
 def test_a_journal_of_another_version_is_said(path, before, after, capsys):
   path.write_bytes(path.read_bytes().replace(before, after))

@@ -12,7 +12,7 @@ from optax_dist.coordinator.launch import signals
 @pytest.fixture(autouse=True)
 def handlers():
   """Ctrl-C as in a separate program, and everything as before afterwards."""
-  numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+  numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
   before = {number: signal.getsignal(number) for number in numbers}
   signal.signal(signal.SIGINT, signal.default_int_handler)
   yield before
@@ -24,10 +24,11 @@ def _come(number):
   os.kill(os.getpid(), number)
 
 
-def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it():
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_program_that_ignores_a_signal_goes_on_ignoring_it(number):
+  signal.signal(number, signal.SIG_IGN)
   with signals.recorded() as numbers:
-    _come(signal.SIGINT)
+    _come(number)
     assert numbers == []
 
 
