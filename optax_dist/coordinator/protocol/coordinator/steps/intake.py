@@ -127,13 +127,14 @@ class Intake:
     else:
       self._ruling.join(state.member, since)
 
-  def removed(self, incarnation: Incarnation) -> None:
-    """A member is gone."""
+  def removed(self, member: Member, left: bool) -> None:
+    """A member is gone, or has left."""
+    incarnation = member.incarnation
     self._newcomers.pop(incarnation, None)
-    if len(self._newcomers) == len(self._members):
-      # Nobody else is left.
-      for state in self._members:
-        self._count(state)
+    if self._newcomers and self._ruling.is_short_without(member, left):
+      # Steps would wait for others, who may never come.
+      for newcomer in list(self._newcomers):
+        self._count(self._members[newcomer])
     self.queue = [
       (state, message)
       for state, message in self.queue

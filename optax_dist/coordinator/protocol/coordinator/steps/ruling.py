@@ -99,7 +99,7 @@ class Ruling:
     counted, the step would wait for it now, or as soon as another one is gone.
     """
     state = self.state
-    if state.shared or not state.config.lower_on_leave or not state.live:
+    if state.shared or not state.config.lower_on_leave or _is_short(state):
       return False
     after, _ = quorum.step(
       state, quorum.Join(member.replica, member.incarnation)
@@ -120,6 +120,16 @@ class Ruling:
       known = known._replace(start=since)
       replicas = self.state.replicas | {member.replica: known}
       self.state = dataclasses.replace(self.state, replicas=replicas)
+
+  def is_short_without(self, member: Member, left: bool) -> bool:
+    """Whether steps need more replicas than count, once a member is gone.
+
+    Args:
+      member: the member.
+      left: whether it leaves.
+    """
+    departure = self._departure(left)(member.replica, member.incarnation)
+    return _is_short(quorum.step(self.state, departure)[0])
 
   def removed(self, member: Member, left: bool) -> None:
     """A member is one no more; the others follow."""
@@ -176,3 +186,8 @@ class Ruling:
       # the run would end well.
       return quorum.Lost
     return quorum.Leave if left or self._lower_on_loss else quorum.Lost
+
+
+def _is_short(state: quorum.State) -> bool:
+  """Whether fewer replicas count than a step needs."""
+  return state.live < quorum.needed(state)

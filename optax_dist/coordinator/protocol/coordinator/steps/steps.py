@@ -207,7 +207,7 @@ class Steps:
       changed: whether no other takes its place at once.
     """
     incarnation = state.member.incarnation
-    self.intake.removed(incarnation)
+    self.intake.removed(state.member, left)
     self.rounds.void_early()
     # First, or a witness that is gone might let a step begin with its gradient.
     self.ruling.removed(state.member, left)
