@@ -77,21 +77,6 @@ def _arrive(draft: State, event: ev.Arrive) -> None:
     if incarnation is None:
       incarnation = -1 if record is None else record.incarnation
     draft.drop(replica, local_step, reason, count, incarnation)
-    accepted = draft.accepted.get(replica)
-    if (
-      reason is ev.Reason.NON_FINITE
-      and not draft.exact
-      and accepted is not None
-      and accepted.local_step == local_step
-    ):
-      # The new sum continues the accepted one, so that one can't count either,
-      # and the same step may be tried again.
-      assert record is not None
-      draft.unaccept(replica, ev.Reason.SUPERSEDED)
-      record = record._replace(
-        counted=local_step - 1, requested=record.requested + accepted.count
-      )
-      draft.replicas[replica] = record
     if draft.finished:
       draft.emit(ev.Finished(draft.step))
     elif (

@@ -1440,7 +1440,7 @@ class World:
     if self.checker is not None:
       self.checker.resolved(process, effect)
     for sequence in [s for s in process.gradients if s <= effect.sequence]:
-      if sequence == effect.sequence or not effect.partial_only:
+      if sequence == effect.sequence or not effect.reason:
         del process.gradients[sequence]
     process.answers[effect.sequence] = effect
     self.at(self.now, self.next_gradient, process)

@@ -243,8 +243,8 @@ class Taken(Struct):
 class Resolved(Struct):
   """The outcome of a submission, sent once. Its gradient may be freed.
 
-  If `Taken` was sent before and the training loop has added to the sum since,
-  this is the outcome of the buffered part; the addition is superseded.
+  If it is part of a commit, so are those that it extends. If it was dropped, then
+  what it extends has an outcome of its own, before or after this one.
 
   Attributes:
     sequence: the submission.
@@ -253,8 +253,6 @@ class Resolved(Struct):
     step: if it was part of a commit, the number of steps after it.
     members: the ids of the replicas in that commit.
     staleness: its staleness, in steps.
-    partial_only: whether the submission that this one extends has a separate outcome,
-      sent before or after this one; otherwise this is the outcome of both.
   """
 
   sequence: int
@@ -262,7 +260,6 @@ class Resolved(Struct):
   step: int
   members: tuple[ReplicaId, ...] = ()
   staleness: int = 0
-  partial_only: bool = False
 
 
 class Left(Struct):

@@ -103,11 +103,10 @@ class Arrays:
     self._inline_out += len(submitted.payload)
 
   def resolve(self, resolved: fx.Resolved) -> None:
-    """Frees gradients. A sum includes the earlier submissions."""
+    """Frees gradients. A sum that counts includes the earlier submissions."""
+    self._gradients.pop(resolved.sequence, None)
     for sequence in list(self._gradients):
-      if sequence == resolved.sequence or (
-        sequence < resolved.sequence and not resolved.partial_only
-      ):
+      if sequence < resolved.sequence and not resolved.reason:
         del self._gradients[sequence]
 
   # Effects.

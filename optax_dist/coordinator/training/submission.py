@@ -15,15 +15,15 @@ A sum has one gradient, or more if more are requested than there are replicas:
         ^                 |
         +---- partial <---+   the coordinator has it, and requests more gradients
 
-A partial sum is submitted again with the gradients that were added to it. It may
-also be decided while these are computed: then it has an outcome of its own, and
-what was added is superseded. A gradient that is known to be stale is reported
+A partial sum is submitted again with the gradients that were added to it. If these
+are dropped, it goes on without them. It may also be decided while they are computed:
+then they are superseded. A gradient that is known to be stale is reported
 without its numbers. Whatever happens, each gradient gets one outcome, which
 `counts` has.
 
 In a deterministic run a lease may become smaller while its replica computes:
 others have taken its last slots. A gradient of a slot that is not leased any
-more is not added, and if an addition is dropped, the partial sum goes on.
+more is not added.
 
 There is no clock, no thread and no array here: gradients and states are opaque,
 and what the event loop has notified is read from the `TrainingInbox`.
@@ -304,11 +304,8 @@ class Submission:
     if self.seen.finished is not None:
       return ""
     if self.pending >= 0:
-      answer = self.seen.answer(self.pending)
-      if answer is None:
+      if self.seen.answer(self.pending) is None:
         return "for this step's commit"
-      if not self.draws.window and self._is_partial_only(answer):
-        return "for the commit of its partial sum"
     elif self.ended is not None:
       if self.ended.reason == Reason.FINISHED:
         return "for the end of the run"
@@ -330,10 +327,12 @@ class Submission:
       self.partial, self.pending = self.pending, -1
       self._sent, self._sent_total = len(self.gradients), self.total
     elif (
-      self.draws.window
-      and isinstance(answer, Resolved)
-      and self._is_partial_only(answer)
+      answer is not None
+      and answer.reason
+      and self.partial >= 0
+      and self._resolved(self.partial) is None
     ):
+      # Only what was added is dropped, and the partial sum goes on.
       self.pending = -1
       self._revert(answer.reason)
     else:
@@ -356,7 +355,7 @@ class Submission:
     if pending is not None:
       reason = reason if more else pending.reason
       applied = None if reason else pending
-      behind = pending.reason == Reason.STALE and not pending.partial_only
+      behind = pending.reason == Reason.STALE
     self._reset()
     self.ended = Result(reason, applied, behind, forgets)
 
@@ -397,14 +396,6 @@ class Submission:
       self.count(partial.reason, self._sent)
     self.count(reason if pending is None else pending.reason, rest)
     return pending
-
-  def _is_partial_only(self, answer: Taken | Resolved) -> bool:
-    """Whether only what was added is decided, and the partial sum goes on."""
-    return (
-      isinstance(answer, Resolved)
-      and answer.partial_only
-      and self._resolved(self.partial) is None
-    )
 
   def _resolved(self, sequence: int) -> Resolved | None:
     answer = self.seen.answer(sequence) if sequence >= 0 else None

@@ -40,10 +40,8 @@ def give(submission, seen, gradient=1):
   return submission.submit(True) if submission.is_complete else None
 
 
-def answer(seen, reason, sequence, partial_only=False):
-  seen.answers[sequence] = Resolved(
-    sequence, reason, 0, partial_only=partial_only
-  )
+def answer(seen, reason, sequence):
+  seen.answers[sequence] = Resolved(sequence, reason, 0)
 
 
 def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
@@ -76,14 +74,24 @@ def partial_sum(max_staleness=0):
 def test_a_partial_sum_may_have_an_outcome_of_its_own():
   seen, submission = partial_sum()
   give(submission, seen, 4)
-  answer(seen, "stale", 1, partial_only=True)
-  assert submission.waits() == "for the commit of its partial sum"
   answer(seen, "", 0)
+  answer(seen, "superseded", 1)
   assert not submission.waits()
   submission.on_answer()
-  assert submission.counts == {"applied": 1, "stale": 1}
+  assert submission.counts == {"applied": 1, "superseded": 1}
   # Its parameters were not stale, so it need not wait for newer ones.
   assert not submission.waits()
+
+
+def test_a_dropped_addition_is_computed_again():
+  seen, submission = partial_sum()
+  give(submission, seen, float("nan"))
+  answer(seen, "non_finite", 1)
+  submission.on_answer()
+  submitted = give(submission, seen, 4)
+  assert submission.total == 7
+  assert (submitted.total, submitted.count) == (2, 1)
+  assert submission.counts == {"applied": 0, "non_finite": 1}
 
 
 @pytest.mark.parametrize("abandoned", [False, True])
@@ -159,7 +167,7 @@ def test_a_dropped_addition_leaves_the_partial_sum():
   submission.on_answer()
   submission.draw()
   assert give(submission, seen, 4).total == 2
-  answer(seen, "returned", 1, partial_only=True)
+  answer(seen, "returned", 1)
   seen.lease = (1, ((6, 8),))
   assert not submission.waits()
   submission.on_answer()

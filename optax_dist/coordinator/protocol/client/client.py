@@ -413,7 +413,7 @@ class Client:
     assert pending is not None
     if not self.connected:
       return  # It will be sent once the coordinator is.
-    count, total = self.submissions.count(), pending.total
+    count, total = pending.count, pending.total
     early = None
     if (
       pending.finite
@@ -424,7 +424,6 @@ class Client:
     self._send(
       replace(
         pending,
-        count=count,
         data=self._assignment.last(pending.data, count, total),
         applied=self.applier.step,
         early=early,

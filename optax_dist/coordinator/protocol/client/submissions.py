@@ -8,6 +8,7 @@ resolved once.
 
 from __future__ import annotations
 
+from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.effects import Effect, Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Committed, Incarnation
 from optax_dist.coordinator.protocol.messages import SubmitGradient
@@ -24,29 +25,28 @@ class Submissions:
   def __init__(self) -> None:
     self.pending: SubmitGradient | None = None
     self.taken: SubmitGradient | None = None
-    # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
-    self._partial_only = False
     # Outcomes of those in commits, each with the step that is yet to be applied.
     self._counted: list[tuple[int, Resolved]] = []
 
   @property
   def waits(self) -> bool:
     """Whether the training loop waits for an outcome."""
-    partial_only = self._partial_only and self.taken is not None
-    return self.pending is not None or bool(self._counted) or partial_only
+    return self.pending is not None or bool(self._counted)
 
   def submit(self, submitted: SubmitGradient) -> list[Effect]:
     """Takes a submission; it is pending unless an effect resolves it."""
     if submitted.count < submitted.total and self.taken is None:
-      # It includes a sum that was decided separately.
-      return [Resolved(submitted.sequence, "superseded", 0, partial_only=True)]
-    self.pending, self._partial_only = submitted, False
+      return self._supersede(submitted)
+    self.pending = submitted
     return []
 
-  def count(self) -> int:
-    """How many gradients of the pending submission the coordinator doesn't have."""
-    assert self.pending is not None
-    return self.pending.total if self.taken is None else self.pending.count
+  def _supersede(self, larger: SubmitGradient) -> list[Effect]:
+    """Drops a sum that includes one which was decided, after the outcome of that."""
+    outcome = Resolved(larger.sequence, "superseded", 0)
+    if not self._counted:
+      return [outcome]
+    self._counted.append((self._counted[-1][0], outcome))
+    return []
 
   def find(self, sequence: int) -> SubmitGradient | None:
     """The submission with this number, if its gradient is still available."""
@@ -62,40 +62,32 @@ class Submissions:
     self.taken, self.pending = self.pending, None
     return [Taken(sequence)]
 
-  def dropped(
-    self, sequence: int, reason: str, whole: bool = True
-  ) -> list[Effect]:
+  def dropped(self, sequence: int, reason: str, whole: bool) -> list[Effect]:
     """Handles that a submission, or only its addition, was dropped."""
-    if self.pending is not None and self.pending.sequence == sequence:
-      self._partial_only = not whole
-      self.pending = None
+    pending, taken = self.pending, self.taken
+    if pending is not None and pending.sequence == sequence:
       if whole:
-        self.taken = None
-    elif self.taken is not None and self.taken.sequence == sequence:
+        return self.lost(reason)
+      self.pending = None
+    elif taken is not None and taken.sequence == sequence:
       self.taken = None
     else:
       return []
-    return [Resolved(sequence, reason, 0, partial_only=not whole)]
+    return [Resolved(sequence, reason, 0)]
 
   def committed(self, commit: Committed, incarnation: Incarnation) -> None:
     """Handles a commit, in which there may be a submission of this membership."""
     for part in commit.parts:
       if part.incarnation != incarnation or self.find(part.sequence) is None:
         continue  # Or it was given up; see `lost`.
-      if self.pending is not None and self.pending.sequence == part.sequence:
-        self.pending = None
-      # If the buffered submission is part of it, so is the pending one's share.
-      self.taken = None
+      last, self.pending, self.taken = self.pending, None, None
       step = commit.round.step + 1
       members = tuple(p.replica for p in commit.parts)
       outcome = Resolved(part.sequence, "", step, members, part.staleness)
       self._counted.append((step, outcome))
-      larger = self.pending
-      if larger is not None and larger.count < larger.total:
+      if last is not None and last.sequence != part.sequence:
         # It includes that sum, and a coordinator that has started again can't know it.
-        self.pending = None
-        outcome = Resolved(larger.sequence, "superseded", 0, partial_only=True)
-        self._counted.append((step, outcome))
+        self._supersede(last)
       return
 
   def published(self, step: int) -> list[Effect]:
@@ -106,11 +98,11 @@ class Submissions:
     return resolved
 
   def new_coordinator(self) -> list[Effect]:
-    """Drops the buffered submission, which only the last coordinator had."""
-    taken, self.taken = self.taken, None
-    if taken is None or self.pending is not None:
-      return []
-    return [Resolved(taken.sequence, "lost", 0)]
+    """Only the last coordinator had the buffered submission."""
+    if self.pending is None:
+      return self.lost("lost")
+    self.pending = replace(self.pending, count=self.pending.total)
+    return []
 
   def lost(self, reason: str, counted: bool = False) -> list[Effect]:
     """Resolves submissions that are not in a commit that was read.
@@ -120,9 +112,9 @@ class Submissions:
       counted: whether to include those in commits that won't be applied.
     """
     resolved: list[Effect] = []
-    last = self.pending or self.taken
-    if last is not None:
-      resolved.append(Resolved(last.sequence, reason, 0))
+    for submitted in (self.taken, self.pending):
+      if submitted is not None:
+        resolved.append(Resolved(submitted.sequence, reason, 0))
     self.pending = self.taken = None
     if counted:
       resolved += [outcome for _, outcome in self._counted]

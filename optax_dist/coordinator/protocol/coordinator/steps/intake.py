@@ -292,14 +292,11 @@ class Intake:
     local_step, ruling = message.local_step, self._ruling
     held = ruling.state.accepted.get(replica)
     buffered = held.count if held and held.local_step == local_step else 0
-    if buffered + message.count != message.total:
-      # A sum whose first part was decided separately in the meantime: of no
-      # step, and too old at the first one already.
-      local_step = -1 - self._config.rules.max_staleness
     finite = check.finite
     if self._is_fresh(local_step) and finite:
-      # For the rules, a gradient on another replica's samples is as bad as NaN.
-      finite = check.fits
+      # For the rules, a gradient on another replica's samples is as bad as NaN, and so
+      # is one that extends a sum which was decided in the meantime.
+      finite = check.fits and buffered + message.count == message.total
       size, expected = len(message.payload), 0
       if finite:
         before = self._policy.data(incarnation) if buffered else ()
