@@ -87,6 +87,11 @@ def _arrive(draft: State, event: ev.Arrive) -> None:
     ):
       requested = record.requested
       draft.request(replica, max(1, requested - draft.excess(requested)))
+      suspect = draft.shared and not (draft.exact or event.finite)
+      record = draft.replicas[replica]._replace(suspect=suspect)
+      draft.replicas[replica] = record
+      if suspect:
+        draft.advance()
     return
   assert record is not None
   held = draft.accepted.get(replica)
@@ -101,7 +106,9 @@ def _arrive(draft: State, event: ev.Arrive) -> None:
   draft.accepted[replica] = contribution
   draft.accepted_count += count
   draft.working -= 1
-  draft.replicas[replica] = record._replace(requested=0, counted=local_step)
+  draft.replicas[replica] = record._replace(
+    requested=0, counted=local_step, suspect=False
+  )
   draft.emit(ev.Accept(replica, local_step, late, count))
   draft.advance()
 
@@ -133,6 +140,8 @@ def _fault(
     return ev.Reason.NON_FINITE
   replaced = held.count if held and held.local_step != event.local_step else 0
   too_many = event.count > record.requested and not draft.exact
+  # Others have been asked for what a suspect was to bring.
+  too_many |= record.suspect and event.count - replaced > draft.lacks
   if too_many or draft.excess(event.count - replaced):
     return ev.Reason.OVER_QUOTA
   return None

@@ -44,6 +44,7 @@ class ReplicaState(NamedTuple):
     requested: gradients requested by its token; 0 while it waits or is not live.
     start: the first step this incarnation was given.
     counted: the last local step that counted, or -1.
+    suspect: whether its latest gradient was not finite.
   """
 
   incarnation: int
@@ -52,6 +53,7 @@ class ReplicaState(NamedTuple):
   requested: int
   start: int
   counted: int = -1
+  suspect: bool = False
 
 
 class Round(NamedTuple):
@@ -142,9 +144,14 @@ class State:
   def quorum(self) -> int:
     return needed(self)
 
+  @property
+  def lacks(self) -> int:
+    """How many gradients the step lacks; negative if it has more."""
+    return self.quorum() - self.accepted_count
+
   def quota(self, replica: ev.Replica) -> int:
     if self.exact:
-      return max(1, self.quorum() - self.accepted_count)
+      return max(1, self.lacks)
     if not self.shared:
       return 1
     return -(-self.quorum() // (self.live + self.awaited))
@@ -218,7 +225,8 @@ class State:
   def ask_for_the_rest(self) -> None:
     """K > N: asks for more if no replica computes and too few are in.
 
-    In an exact step whoever has brought its gradients is asked at once.
+    Nobody waits for one whose latest gradient was not finite. In an exact step
+    whoever has brought its gradients is asked at once.
     """
     if self.exact:
       known = self.replicas.items()
@@ -227,11 +235,13 @@ class State:
       ):
         self.request(replica, self.quota(replica))
       return
-    lacks = self.quorum() - self.accepted_count
-    if lacks <= 0 or self.working or self.awaited or not self.live:
+    lacks = self.lacks
+    able = {r: m for r, m in self.replicas.items() if m.live and not m.suspect}
+    working = any(m.requested for m in able.values())
+    if lacks <= 0 or working or self.awaited or not able:
       return
-    each = -(-lacks // self.live)
-    for replica in ev.ordered(r for r, m in self.replicas.items() if m.live):
+    each = -(-lacks // len(able))
+    for replica in ev.ordered(able):
       # A sum cannot mix steps: an older one is replaced as a whole.
       accepted = self.accepted[replica]
       old = accepted.count if accepted.local_step != self.step else 0

@@ -107,7 +107,9 @@ def holds_of_reason(reason, event, before, record, same):
       replaced = held.count if held and held.local_step != step else 0
       number = before.accepted_count + event.count - replaced
       number += sum(m.count for m in members(before))
+      more = before.accepted_count + event.count - replaced
       full = before.config.exact and number > quorum.needed(before)
+      full |= record.suspect and more > quorum.needed(before)
       return full or (
         event.count > record.requested and not before.config.exact
       )

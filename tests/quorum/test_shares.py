@@ -50,6 +50,27 @@ def test_the_rest_of_a_lost_replica_is_shared_out():
   assert state.working == 2
 
 
+def test_nobody_waits_for_the_share_of_one_whose_gradients_are_not_finite():
+  state = joined(6, 3, 3, two_phase=False)
+  for replica in range(2):
+    state, _ = quorum.step(state, quorum.Arrive(replica, 0, count=2))
+  bad = quorum.Arrive(2, 0, finite=False, count=2)
+  state, decisions = quorum.step(state, bad)
+  assert decisions[1:] == (
+    quorum.Token(2, 0, 2),
+    quorum.Token(0, 0, 1),
+    quorum.Token(1, 0, 1),
+  )
+  assert quorum.step(state, bad)[1][1:] == (quorum.Token(2, 0, 2),)
+  # It may still be the one that brings them, if the others have not begun to.
+  good = quorum.Arrive(2, 0, count=2)
+  assert quorum.step(state, good)[0].step == 1
+  state, _ = quorum.step(state, quorum.Arrive(0, 0, count=1))
+  _, (drop, _) = quorum.step(state, good)
+  assert drop.reason is quorum.Reason.OVER_QUOTA
+  assert quorum.step(state, quorum.Arrive(1, 0, count=1))[0].step == 1
+
+
 def test_a_replica_of_an_exact_step_is_asked_again_at_once():
   state = joined(6, 2, 2, exact=True)
   state, decisions = quorum.step(state, quorum.Arrive(0, 0, count=2))

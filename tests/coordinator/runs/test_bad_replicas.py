@@ -21,6 +21,7 @@ _KINDS = {
   "leased": ({}, {"replicas_to_aggregate": 2}),
   "streaming": ({"mode": "streaming"}, {"replicas_to_aggregate": 2}),
   "one is enough": ({}, {"replicas_to_aggregate": 1}),
+  "sums": ({}, {"replicas_to_aggregate": 6}),
   "local steps": (
     {},
     {
@@ -91,7 +92,7 @@ def test_a_replica_that_yields_nan_takes_nothing_from_the_others(
   assert {r["replica"] for r in named} == ({1} if wrong else set()), wrong
 
 
-@pytest.mark.parametrize("kind", ["leased", "slots"])
+@pytest.mark.parametrize("kind", ["leased", "sums", "slots"])
 def test_a_replica_that_yields_nan_at_times_is_used_in_between(kind):
   more, options = _KINDS[kind]
   data = coordinator.Batches(240, 12, epochs=2, **more)
