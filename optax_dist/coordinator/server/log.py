@@ -1,11 +1,12 @@
 """The coordinator's log: records, in a file that only grows or in etcd.
 
     magic, format                        one line of text
-    length, checksum, record             each as it was decided
+    length, checksums, record            each as it was decided
     ...
 
 A record is written with one call, so a process that is killed leaves a whole record
-or the beginning of one, which the next coordinator cuts off. Steps are not synced to
+or the beginning of one, and a host without power perhaps zeros: the next coordinator
+cuts that off. Steps are not synced to
 the disk: what the host's power takes away of them, members bring back
 (`entries.Recovered`). All else is, for no number may be given twice.
 """
@@ -31,8 +32,9 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.history import History
 
-_MAGIC = b"optax-dist log, format 2\n"
-_HEAD = struct.Struct("<II")  # Length and checksum of the record.
+_MAGIC = b"optax-dist log, format 3\n"
+# Length and checksum of the record, and the checksum of these two.
+_HEAD, _SUM = struct.Struct("<II"), struct.Struct("<I")
 # Bytes after which the log is written anew, as one record.
 _LARGE = 64 << 20
 #: Seconds after which a log that belongs to a port is that of an earlier job.
@@ -213,13 +215,15 @@ class FileRecords:
       )
     at = len(_MAGIC)
     while at < len(data):
-      body = at + _HEAD.size
-      head = data[at:body].ljust(_HEAD.size, b"\xff")  # Of nothing that fits.
-      length, checksum = _HEAD.unpack(head)
+      body = at + _HEAD.size + _SUM.size
+      head = data[at : at + _HEAD.size]
+      is_whole = data[at + _HEAD.size : body] == _SUM.pack(zlib.crc32(head))
+      # What a wrong length says is of no use: it may be beyond all that follows.
+      length, checksum = _HEAD.unpack(head) if is_whole else (0, 0)
       end = body + length
       record = data[body:end]
-      if len(record) < length or zlib.crc32(record) != checksum:
-        if end < len(data):
+      if not is_whole or zlib.crc32(record) != checksum:
+        if data[end:].strip(b"\0"):
           raise LogError(
             f"The log {self} is damaged at byte {at}: the checksum of a record is"
             " wrong. Resume from a checkpoint, with a log of its own."
@@ -269,7 +273,8 @@ class FileRecords:
 
 
 def _framed(record: bytes) -> bytes:
-  return _HEAD.pack(len(record), zlib.crc32(record)) + record
+  head = _HEAD.pack(len(record), zlib.crc32(record))
+  return head + _SUM.pack(zlib.crc32(head)) + record
 
 
 @contextlib.contextmanager

@@ -362,10 +362,11 @@ def test_one_that_has_not_started_it_starts_it_again(place):
 
 
 def _framed(raw: bytes) -> bytes:
-  return struct.pack("<II", len(raw), zlib.crc32(raw)) + raw
+  head = struct.pack("<II", len(raw), zlib.crc32(raw))
+  return head + struct.pack("<I", zlib.crc32(head)) + raw
 
 
-_MAGIC = b"optax-dist log, format 2\n"
+_MAGIC = b"optax-dist log, format 3\n"
 
 
 @pytest.mark.parametrize(
@@ -374,12 +375,14 @@ _MAGIC = b"optax-dist log, format 2\n"
     (b"\x7fELF and more", "is no log of this version"),
     (b"optax-dist log, format 99\n", "is no log of this version"),
     (
-      _MAGIC + struct.pack("<II", 3, 0) + b"abc" + _framed(b"abc"),
+      _MAGIC + _framed(b"abc").replace(b"abc", b"abd") + _framed(b"abc"),
       "is damaged at byte 25",
     ),
+    # It would be beyond the end of the file.
+    (_MAGIC + b"\xff" + _framed(b"abc")[1:] * 2, "is damaged at byte 25"),
     (_MAGIC + _framed(b"abc"), "a record that this version can't read"),
   ],
-  ids=["foreign", "format", "damaged", "record"],
+  ids=["foreign", "format", "damaged", "length", "record"],
 )
 def test_a_log_that_it_can_not_continue_is_named(place, content, words):
   place.log.parent.mkdir(parents=True)
@@ -410,14 +413,18 @@ def test_a_log_that_can_not_be_written_is_named(place):
     )
 
 
-@pytest.mark.parametrize("written", [3, 30])
+@pytest.mark.parametrize(
+  "written",
+  [_framed(bytes(100))[:3], _framed(bytes(100))[:30], bytes(300)],
+  ids=["head", "record", "zeros"],
+)
 def test_a_record_that_was_written_in_part_is_cut_off(place, written):
-  """As by a kill in the middle of a write: nobody was told of it."""
+  """As by a kill in the middle of a write, or a loss of power."""
   loops, ending = _begin(place, 2)
   _wait(loops)
   place.signal(signal.SIGSTOP)  # Nobody may start it again meanwhile.
   with place.log.open("ab") as log:
-    log.write(_framed(bytes(100))[:written])
+    log.write(written)
   place.kill()
   _wait(loops)
   records = _finish(place, loops, ending)
