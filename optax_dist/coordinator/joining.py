@@ -130,8 +130,9 @@ def join(
       by default OPTAX_DIST_LOCAL_ADDR, or the address from which this host
       reaches the coordinator.
     start_coordinator: whether this replica starts the coordinator if nothing
-      listens at its address, and starts it again if it dies; by default true if
-      the address belongs to this host and no launcher has started one. Not with
+      listens at its address, and starts one again that a replica has started; by
+      default true if the address belongs to this host and no launcher has started
+      one. Not with
       one in etcd, for which `optax-dist coordinator` waits on several hosts.
     on_sigterm: "leave" makes the replica leave gracefully after its step when
       it gets SIGTERM (or a launcher's SIGINT): `Outcome.finished` is then set.

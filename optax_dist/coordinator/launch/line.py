@@ -56,7 +56,8 @@ class Line:
     self._host = msg.Host(
       environment.run or "",
       node.rank,
-      node.count,
+      f"--nodes {node.count} --replicas {placement.replicas}"
+      f" --processes-per-replica {placement.processes}",
       f"process {os.getpid()} on {socket.gethostname()}",
       (*placement.here.replicas,),
     )

@@ -71,7 +71,7 @@ def running(
   start = functools.partial(_start, where, secret, certificates)
   started = start()
   try:
-    yield _Again(start).start_later
+    yield _Again(where.port, start, started is not None).start_later
   except BaseException:
     if started is not None:
       started.stop()
@@ -101,15 +101,21 @@ def _start(
 
 
 class _Again:
-  """Starts it again, in a thread, of which there is one at a time."""
+  """Starts it again, in a thread, of which there is one at a time.
 
-  def __init__(self, start: Callable[[], object]):
+  One that was not started by a replica has a log of its own, with which somebody
+  else, such as systemd, starts it again.
+  """
+
+  def __init__(self, port: int, start: Callable[[], object], is_ours: bool):
     self._start, self._starts = start, threading.Lock()
+    self._is_ours, self._log = is_ours, process.default_log(port)
     # Why it could not be started again, as it was last told.
     self._last_error = ""
 
   def start_later(self) -> None:
-    if self._starts.acquire(blocking=False):
+    ours = self._is_ours or self._log.exists()
+    if ours and self._starts.acquire(blocking=False):
       threading.Thread(
         target=self._start_once, name="optax-dist-starter", daemon=True
       ).start()

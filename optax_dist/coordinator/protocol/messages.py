@@ -461,7 +461,7 @@ class Host(Struct):
   Attributes:
     run: name of the run.
     rank: index of the host among those of the job.
-    nodes: how many hosts the job has.
+    options: those that all launchers of the job must have been given alike.
     launcher: which process the sender is, human-readable.
     replicas: those that have processes on this host.
     ended: of these, the ones that have ended, and have never joined.
@@ -471,7 +471,7 @@ class Host(Struct):
 
   run: str
   rank: Natural
-  nodes: Positive
+  options: str
   launcher: str
   replicas: tuple[ReplicaId, ...] = ()
   ended: tuple[ReplicaId, ...] = ()

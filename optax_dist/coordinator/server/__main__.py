@@ -145,9 +145,11 @@ def _coordinate(
     return logs.Log(logs.FileRecords(of_run))
 
   temporary = settings.log is None and lease is None
-  if temporary:
-    # At a port that was chosen here nobody has started one before, for this job.
-    logs.forget_if_old(path, logs.OLD if port else 0.0)
+  if lease is None:
+    # At a port that was chosen here nobody has started one before, for this job. And
+    # replicas start none again at the port of one that has a log of its own.
+    seconds = logs.OLD if temporary and port else 0.0
+    logs.forget_if_old(process.default_log(transport.port or 0), seconds)
   server = driver.Server(transport, open_log, settings.journal)
   if lease is None:
     # Behind the comma is a socket of this process, not of the next one.

@@ -165,9 +165,13 @@ def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on(job):
 
 def test_hosts_that_were_started_differently_are_named(job):
   _joined(job.launch(0)[1])
-  other = job.launch(1, nodes=3)
-  _ends(1, other)
-  assert "this launcher has --nodes 3, and that of rank 0" in other[1]()
+  for nodes, flags in ((3, ()), (2, ("--replicas", 4))):
+    other = job.launch(1, nodes=nodes, flags=flags)
+    _ends(1, other)
+    replicas = 4 if flags else 3
+    has = f"this launcher has --nodes {nodes} --replicas {replicas} "
+    assert has in other[1]()
+    assert "and that of rank 0 (process " in other[1]()
 
 
 def test_a_launcher_that_is_late_or_comes_again_joins_the_run(job, tmp_path):

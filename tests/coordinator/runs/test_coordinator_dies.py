@@ -358,6 +358,24 @@ def test_one_that_has_not_started_it_starts_it_again(place):
         one.stdout.close()
 
 
+def test_one_with_a_log_of_its_own_is_left_to_whoever_starts_it(
+  place, tmp_path, caplog
+):
+  """With systemd, say: replicas on its host would take its port and its journal."""
+  place.log.parent.mkdir()
+  place.log.touch()  # Of an earlier job at this port.
+  own = {"port": place.port, "log": str(tmp_path / "own.log")}
+  with process.start(_SECRET.encode(), **own) as first:
+    loops, ending = _begin(place, 2)
+    _wait(loops)
+    first.kill()
+    until(lambda: "is gone" in caplog.text)
+    with process.start(_SECRET.encode(), **own):
+      _wait(loops)
+      records = _finish(place, loops, ending)
+  assert max(_epochs(records)) == 1
+
+
 # Logs that can't be continued.
 
 

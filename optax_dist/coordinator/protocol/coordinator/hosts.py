@@ -27,11 +27,11 @@ class Hosts:
 
   Example:
     >>> hosts = Hosts()
-    >>> hosts.called("a", msg.Host("", 0, 1, "the first", (0,)))
+    >>> hosts.called("a", msg.Host("", 0, "", "the first", (0,)))
     []
-    >>> hosts.called("b", msg.Host("", 0, 1, "the second", (0,)))
+    >>> hosts.called("b", msg.Host("", 0, "", "the second", (0,)))
     [Send(peer='a', message=Rival(launcher='the second'))]
-    >>> (sent,) = hosts.called("a", msg.Host("", 0, 1, "the first", (0,)))
+    >>> (sent,) = hosts.called("a", msg.Host("", 0, "", "the first", (0,)))
     >>> sent.peer, type(sent.message).__name__
     ('b', 'Refused')
   """
@@ -54,10 +54,11 @@ class Hosts:
     """A launcher has called, says what has changed, or that it lives."""
     key = host.run, host.rank
     for (run, rank), (_, other) in self._here.items():
-      if run == host.run and rank != host.rank and other.nodes != host.nodes:
+      same = rank == host.rank or other.options == host.options
+      if run == host.run and not same:
         text = (
-          f"this launcher has --nodes {host.nodes}, and that of rank {rank}"
-          f" ({other.launcher}) has --nodes {other.nodes}. Start all with the same"
+          f"this launcher has {host.options}, and that of rank {rank}"
+          f" ({other.launcher}) has {other.options}. Start all with the same"
         )
         return [fx.Send(peer, msg.Refused(text))]
     holder = self._here.get(key)
