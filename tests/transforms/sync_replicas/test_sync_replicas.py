@@ -15,11 +15,22 @@ from sync_replicas_oracle import Oracle
 import optax_dist
 
 N = 4
+SGD = optax.sgd(1.0)
 PARAMS = {
   "w": np.zeros((3, 2), np.float32),
   "b": np.zeros(2, np.float32),
   "n": None,
 }
+
+
+def _tx(needed, inner=SGD, **options):
+  return optax_dist.sync_replicas(
+    inner,
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+    **options,
+  )
 
 
 def _gradients(rng, ticks):
@@ -86,12 +97,7 @@ def _run(
 @maps.every_map
 @pytest.mark.parametrize("needed", [1, 3, N, 2 * N + 1])
 def test_follows_the_rule(map_name, needed):
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=needed,
-    total_num_replicas=N,
-  )
+  tx = _tx(needed)
   _run(map_name, tx, 12, oracle=Oracle(N, needed))
 
 
@@ -101,26 +107,15 @@ def test_sums_that_share_a_message_follow_the_rule(
   map_name, needed, monkeypatch
 ):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=needed,
-    total_num_replicas=N,
-    max_staleness=1,
-  )
+  tx = _tx(needed, max_staleness=1)
   _run(map_name, tx, 12, oracle=Oracle(N, needed, 1))
 
 
 @pytest.mark.parametrize("map_name", ["shard_map", "shard_map_vma"])
 def test_the_inner_state_with_sums_that_share_a_message(map_name, monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
-  tx = optax_dist.sync_replicas(
-    optax.sgd(0.5, momentum=0.5),
-    maps.AXIS,
-    replicas_to_aggregate=N,
-    total_num_replicas=N,
-    max_staleness=1,
-    variable_averages=0.9,
+  tx = _tx(
+    N, optax.sgd(0.5, momentum=0.5), max_staleness=1, variable_averages=0.9
   )
   rng = np.random.default_rng(0)
   state = tx.init(PARAMS)
@@ -148,25 +143,15 @@ def test_the_inner_state_with_sums_that_share_a_message(map_name, monkeypatch):
 
 @pairwise.every_value(map_name=maps.NAMES, needed=[2, N + 1])
 def test_bounded_staleness_and_weights(map_name, needed):
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=needed,
-    total_num_replicas=N,
-    max_staleness=2,
-    staleness_weight="inverse",
-  )
+  tx = _tx(needed, max_staleness=2, staleness_weight="inverse")
   oracle = Oracle(N, needed, 2, lambda staleness: 1 / max(1, staleness))
   _run(map_name, tx, 10, given_steps=True, oracle=oracle)
 
 
 @pytest.mark.parametrize("needed", [2, N + 1])
 def test_unbounded_staleness_with_a_function(needed):
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=needed,
-    total_num_replicas=N,
+  tx = _tx(
+    needed,
     max_staleness=None,
     staleness_weight=lambda s: 0.5 ** s.astype(jnp.float32),
   )
@@ -182,13 +167,7 @@ def test_unbounded_staleness_with_a_function(needed):
   bound=st.sampled_from([0, 1, None]),
 )
 def test_random_events(map_name, seed, needed, bound):
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=needed,
-    total_num_replicas=N,
-    max_staleness=bound,
-  )
+  tx = _tx(needed, max_staleness=bound)
   _run(map_name, tx, 8, seed, bad=0.0, oracle=Oracle(N, needed, bound))
 
 
@@ -196,13 +175,7 @@ def test_random_events(map_name, seed, needed, bound):
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
 def test_all_arrive_is_pmean_and_inner(map_name, all_arrive):
   inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
-  tx = optax_dist.sync_replicas(
-    inner,
-    maps.AXIS,
-    replicas_to_aggregate=N,
-    total_num_replicas=N,
-    all_arrive=all_arrive,
-  )
+  tx = _tx(N, inner, all_arrive=all_arrive)
   by_hand = optax.chain(optax_dist.cross_shard(maps.AXIS), inner)
   params = {"w": np.ones(3, np.float32)}
   gradients = np.random.default_rng(0).normal(size=(5, N, 3)).astype(np.float32)
@@ -251,13 +224,7 @@ def test_works_with_every_learning_step_in_one_scan():
 @pytest.mark.parametrize("needed", [2, 2 * N])
 def test_nothing_is_left_of_a_sum_after_its_step(needed):
   """Emptied by selection: a NaN that was summed must not stay."""
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=needed,
-    total_num_replicas=N,
-    reject_nonfinite=False,
-  )
+  tx = _tx(needed, reject_nonfinite=False)
   state = tx.init(0.0)
   run = maps.stepper("vmap", lambda state, g: tx.update(g, state), state, N)
   for value in (np.nan, 2.0):
@@ -269,9 +236,7 @@ def test_nothing_is_left_of_a_sum_after_its_step(needed):
 
 def test_dropped_values_never_enter_the_arithmetic():
   """Trap 3: 0 * NaN is NaN, so a gradient is dropped by selection."""
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0), maps.AXIS, replicas_to_aggregate=2, total_num_replicas=N
-  )
+  tx = _tx(2)
   state = tx.init(0.0)
   step = lambda state, g, here: tx.update(g, state, arrived=here)
   run = maps.stepper("vmap", step, state, N)
@@ -282,13 +247,7 @@ def test_dropped_values_never_enter_the_arithmetic():
 
 
 def test_without_the_check_a_nan_spoils_the_mean_as_in_tensorflow():
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=N,
-    total_num_replicas=N,
-    reject_nonfinite=False,
-  )
+  tx = _tx(N, reject_nonfinite=False)
   state = tx.init(0.0)
   run = maps.stepper("vmap", lambda s, g: tx.update(g, s), state, N)
   updates, _ = run(state, np.array([1.0, np.nan, 1.0, 1.0], np.float32))
@@ -297,11 +256,8 @@ def test_without_the_check_a_nan_spoils_the_mean_as_in_tensorflow():
 
 @maps.both_kinds
 def test_variable_averages(map_name):
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=N + 1,
-    total_num_replicas=N,
+  tx = _tx(
+    N + 1,
     variable_averages=0.5,
     variables_to_average=lambda p: {"w": True, "b": False},
   )
@@ -329,13 +285,7 @@ def test_variable_averages(map_name):
 
 
 def test_the_accumulators_dtype():
-  tx = optax_dist.sync_replicas(
-    optax.identity(),
-    maps.AXIS,
-    replicas_to_aggregate=3 * N,
-    total_num_replicas=N,
-    accumulator_dtype=jnp.float32,
-  )
+  tx = _tx(3 * N, optax.identity(), accumulator_dtype=jnp.float32)
   state = tx.init(jnp.zeros(1, jnp.bfloat16))
   assert optax.tree.get(state, "gradient_sum").dtype == jnp.float32
   run = maps.stepper("vmap", lambda s, g: tx.update(g, s), state, N)
@@ -351,11 +301,9 @@ def test_the_accumulators_dtype():
 @pytest.mark.parametrize("params", [None, {}])
 @pytest.mark.parametrize("all_arrive", [False, True])
 def test_a_tree_without_parameters_counts_steps(params, all_arrive):
-  tx = optax_dist.sync_replicas(
+  tx = _tx(
+    2 * N,
     optax.sgd(1.0, momentum=0.9),
-    maps.AXIS,
-    replicas_to_aggregate=2 * N,
-    total_num_replicas=N,
     variable_averages=0.9,
     all_arrive=all_arrive,
   )
