@@ -132,7 +132,7 @@ def _job(case: Case, folder: pathlib.Path) -> Job:
 
 def _strike(folder: pathlib.Path, case: Case) -> Result:
   result, job = Result(case), _job(case, folder)
-  with Processes(folder, job, method="fork", restarts=True) as run:
+  with Processes(folder, job, method="fork", restarts="replica") as run:
     with contextlib.suppress(Stuck):  # It is among the problems.
       _Strike(run, case, result).play()
     run.end()

@@ -174,6 +174,14 @@ class Channel:
     os._exit(1)
 
 
+def enter(host: str) -> None:
+  """Moves this thread, and what it starts from now on, into a network namespace."""
+  system = ctypes.CDLL(None, use_errno=True)
+  with open(f"/run/netns/{host}", "rb") as file:
+    if system.setns(file.fileno(), _CLONE_NEWNET):
+      raise OSError(ctypes.get_errno(), f"can't enter the host {host}")
+
+
 def _run(
   program: Callable[..., None],
   connection: connections.Connection,
@@ -182,9 +190,8 @@ def _run(
   settings: dict[str, Any],
   job: dict[str, Any],
 ) -> None:
-  system = ctypes.CDLL(None, use_errno=True)
   # A stopped process can't notice that the connection was closed.
-  system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   parent = multiprocessing.parent_process()
   if parent is None or parent.pid != os.getppid():
     os._exit(1)
@@ -195,9 +202,7 @@ def _run(
   # Also works while native code holds the interpreter lock.
   faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
   if host:
-    with open(f"/run/netns/{host}", "rb") as file:
-      if system.setns(file.fileno(), _CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), f"can't enter the host {host}")
+    enter(host)
   import jax
 
   for name, value in settings.items():

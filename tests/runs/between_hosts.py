@@ -9,9 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
-import subprocess
-import sys
 import time
 
 import hosts as host_maker
@@ -94,7 +91,6 @@ class Run:
     self.count, self._delay, self._method = count, delay, method
     self._pauses = [(pauses or {}).get(i, pause) for i in range(count)]
     self._folder, self._version = folder / "run", version
-    self._coordinator = None
     self._job = Job(
       functools.partial(models.flat, width),
       {
@@ -109,8 +105,13 @@ class Run:
 
   def __enter__(self):
     self.hosts = host_maker.Hosts(self.count + 1)
+    *names, last = self.hosts.names
     self.run = Processes(
-      self._folder, self._job, method=self._method, hosts=self.hosts.names
+      self._folder,
+      self._job,
+      method=self._method,
+      hosts=names,
+      coordinator=(last, self.hosts.address(self.count, self._version)),
     )
     try:
       if self._delay:
@@ -124,8 +125,6 @@ class Run:
   def __exit__(self, *_):
     self.run.end()
     self.hosts.close()
-    if self._coordinator is not None:
-      self._coordinator.stdout.close()
 
   @property
   def journal(self):
@@ -138,23 +137,8 @@ class Run:
     return [one for one in self.run.everyone if not one.doomed]
 
   def _start(self):
-    host = self.hosts.address(self.count, self._version)
-    address = f"[{host}]:29300" if self._version == 6 else f"{host}:29300"
-    self._coordinator = self.hosts.python(
-      self.count,
-      *("-m", "optax_dist", "coordinator", "--address", address),
-      *("--output", str(self._folder)),
-      stdout=subprocess.PIPE,
-      env={
-        **os.environ,
-        "OPTAX_DIST_SECRET": self.run.job.secret,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-      },
-    )
-    assert self._coordinator.stdout.readline().startswith(b"ready")
-    join = self.run.job.join | {"coordinator_address": address}
     for number, pause in enumerate(self._pauses):
-      self.run.job = dataclasses.replace(self.run.job, join=join, pause=pause)
+      self.run.job = dataclasses.replace(self.run.job, pause=pause)
       self.run.start(number)
     joined = lambda: all(one.joined for one in self.replicas)
     self.run.wait(joined, "not all join", _LONG)

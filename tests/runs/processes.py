@@ -14,7 +14,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from concurrent import futures
+from typing import Any, Literal
 
 import workers
 
@@ -80,11 +81,21 @@ class Member:
 
 
 class Coordinator:
-  """The coordinator of a run on this host, which is started again if killed."""
+  """The coordinator of a run, which is started again if it is killed."""
 
-  def __init__(self, folder: pathlib.Path, secret: str):
-    """Sets the folder for its logs, and the secret of the job."""
+  def __init__(
+    self, folder: pathlib.Path, secret: str, host: str = "", at: str = ""
+  ):
+    """Sets where it is.
+
+    Args:
+      folder: for its logs.
+      secret: of the job.
+      host: the network namespace that it is in; "" for this one's.
+      at: its address there.
+    """
     self._folder, self._secret = folder, secret
+    self._host, self._at = host, at
     self._process: server.CoordinatorProcess | None = None
     self._log = folder
     # Whether its death is meant, how often it is killed once more, and when one
@@ -161,9 +172,18 @@ class Coordinator:
 
   def _start(self, port: int) -> None:
     self._killed = False
-    self._process = server.start(
-      self._secret.encode(), port=port, log=self._log
-    )
+    settings = {"port": port, "log": self._log}
+    if self._host:
+      settings |= {"bind": self._at, "advertise": self._at, "port": 29300}
+
+    def start():
+      if self._host:
+        workers.enter(self._host)
+      return server.start(self._secret.encode(), **settings)
+
+    # In a thread of its own, as that moves to the host.
+    with futures.ThreadPoolExecutor(1) as pool:
+      self._process = pool.submit(start).result()
 
 
 class Processes:
@@ -175,7 +195,7 @@ class Processes:
     job: what processes are told that are started from now on.
     folder: for what they write.
     journal: its file.
-    coordinator: theirs, unless the job has the address of another one.
+    coordinator: theirs.
     everyone: the members, in the order of their starts.
     problems: what went wrong so far.
     entered: the process that has come to the phase of `arm`; None so far.
@@ -189,8 +209,9 @@ class Processes:
     job: program.Job,
     *,
     method: workers.Method = "spawn",
-    restarts: bool = False,
+    restarts: Literal["", "replica", "process"] = "",
     hosts: Sequence[str] = (),
+    coordinator: tuple[str, str] = ("", ""),
   ):
     """Begins a run; `start` starts the processes of a replica.
 
@@ -198,8 +219,11 @@ class Processes:
       folder: for what they write; made anew.
       job: what they are told.
       method: how processes are started; see `workers`.
-      restarts: whether a replica is started again if it loses a process.
-      hosts: for each replica, the network namespace that it is in.
+      restarts: what is started again if a process ends: nothing, its replica as
+        a whole, or that process, as whoever knows only its own host does.
+      hosts: for each process, the network namespace that it is in; none: this
+        one's.
+      coordinator: the host of the coordinator and its address there; "": here.
     """
     self.folder = folder
     # With the journal of an earlier run, each step would be there twice.
@@ -225,7 +249,7 @@ class Processes:
         "jax_compilation_cache_dir": str(folder.parent / "compiled"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
       }
-    self.coordinator = Coordinator(folder, self.job.secret)
+    self.coordinator = Coordinator(folder, self.job.secret, *coordinator)
     self.everyone: list[Member] = []
     self.problems: list[str] = []
     self.entered: Member | None = None
@@ -252,39 +276,39 @@ class Processes:
     return bool(self._stopped) or self.coordinator.is_stopped
 
   def of(self, replica: int) -> list[Member]:
-    """The processes of a replica's last start."""
-    own = [m for m in self.everyone if m.replica == replica]
-    return own[-self.job.processes :]
+    """The latest processes of a replica, by rank."""
+    own = {m.rank: m for m in self.everyone if m.replica == replica}
+    return [own[rank] for rank in sorted(own)]
 
   def start(self, replica: int) -> list[Member]:
     """Starts all processes of a replica."""
-    incarnation = sum(not m.rank for m in self.everyone if m.replica == replica)
-    join = {"coordinator_address": "", **self.job.join}
-    join["coordinator_address"] = (
-      join["coordinator_address"] or self.coordinator.address
-    )
     for rank in range(self.job.processes):
-      job = dataclasses.replace(
-        self.job,
-        join=join,
-        armed=self._armed,
-        replica=replica,
-        rank=rank,
-        incarnation=incarnation,
-      )
-      process = workers.Worker(
-        f"replica {replica}.{rank}",
-        program.main,
-        {"job": job},
-        self.folder / f"process-{len(self.everyone)}.log",
-        method=self._method,
-        host=self._hosts[replica] if self._hosts else "",
-        **self._settings,
-      )
-      self.everyone.append(Member(process, replica, rank, incarnation))
-      if self._finishing:
-        process.send(do="finish")
+      self._start(replica, rank)
     return self.of(replica)
+
+  def _start(self, replica: int, rank: int) -> None:
+    same = [m for m in self.everyone if (m.replica, m.rank) == (replica, rank)]
+    job = dataclasses.replace(
+      self.job,
+      join=self.job.join | {"coordinator_address": self.coordinator.address},
+      armed=self._armed,
+      replica=replica,
+      rank=rank,
+      incarnation=len(same),
+    )
+    index = replica * self.job.processes + rank
+    process = workers.Worker(
+      f"replica {replica}.{rank}",
+      program.main,
+      {"job": job},
+      self.folder / f"process-{len(self.everyone)}.log",
+      method=self._method,
+      host=self._hosts[index] if self._hosts else "",
+      **self._settings,
+    )
+    self.everyone.append(Member(process, replica, rank, len(same)))
+    if self._finishing:
+      process.send(do="finish")
 
   # What strikes them.
 
@@ -397,7 +421,10 @@ class Processes:
         member.process.send(do="go")
       case "result":
         member.result = said
-        if said["error"] not in (None, "finished"):
+        good = said["error"] in (None, "finished")
+        if not good and self._restarts == "process":
+          self._died(member)
+        elif not good:
           # One whose replica loses a process may say so.
           if not (self.errors_expected or member.doomed):
             self.problems.append(f"{member}: {said['error']}")
@@ -406,6 +433,10 @@ class Processes:
 
   def _died(self, member: Member) -> None:
     member.killed = True
+    if self._restarts == "process":
+      self._discard(member)
+      self._start(member.replica, member.rank)
+      return
     member.process.wait(5.0)
     if not member.doomed:
       self.problems.append(f"{member} {member.process.ending()}")

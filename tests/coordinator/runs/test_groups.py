@@ -15,7 +15,7 @@ WIDTH = 60
 SHARDS = 4 * (80 + 128)
 
 
-def _processes(folder, width=WIDTH, replicas=2, restarts=False, **job):
+def _processes(folder, width=WIDTH, replicas=2, restarts="", **job):
   join = {
     "total_num_replicas": replicas,
     "lower_on_loss": True,
@@ -76,7 +76,7 @@ def test_shards_travel_between_equal_processes_only(tmp_path):
 
 def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
   width = 6_000
-  with _processes(tmp_path, width, restarts=True, pause=0.5) as run:
+  with _processes(tmp_path, width, restarts="replica", pause=0.5) as run:
     run.start(0)
     run.start(1)
     others = run.of(0)
