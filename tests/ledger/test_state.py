@@ -46,3 +46,13 @@ def test_a_ledger_begins_where_the_log_ends():
   assert ledger.init(data, 2) == ledger.init(data, 2, ledger.NOTHING_DONE)
   with pytest.raises(ValueError, match="multiple of the 3 gradients"):
     ledger.init(data, 3)
+
+
+def test_samples_that_are_not_leased_are_not_accepted():
+  state = ledger.init(ledger.Batches(8, 2), 2)
+  state, _ = ledger.step(state, ledger.Ask("a"))
+  assert not ledger.fits(state, "a", ())
+  with pytest.raises(ValueError, match="not leased to 'a'"):
+    ledger.step(state, ledger.Accept("a", ((1, 2),)))
+  with pytest.raises(ValueError, match="No gradient of 'a'"):
+    ledger.step(state, ledger.Commit((("a", ((0, 1),)),)))

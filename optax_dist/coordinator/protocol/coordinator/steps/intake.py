@@ -170,14 +170,13 @@ class Intake:
 
     So does one that has the state, if it gets samples only once it counts.
     """
-    if not self._may_begin:
-      return
-    self._may_begin = False
     leased = self._config.job.data is not None
-    for incarnation, newcomer in list(self._newcomers.items()):
-      state = self._members[incarnation]
-      if newcomer.late is not None or (leased and state.has(0)):
-        self._count(state)
+    while self._may_begin:  # What is counted may be enough for a step.
+      self._may_begin = False
+      for incarnation, newcomer in list(self._newcomers.items()):
+        state = self._members[incarnation]
+        if newcomer.late is not None or (leased and state.has(0)):
+          self._count(state)
 
   # What members compute next, as the policy has it.
 
@@ -245,6 +244,7 @@ class Intake:
     self._begin_newcomers()
     while self.queue and self._may_process(self.queue[0][0]):
       self._arrive(*self.queue.pop(0))
+      self._begin_newcomers()
 
   @property
   def has_state(self) -> bool:
