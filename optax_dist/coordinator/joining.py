@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import logging
@@ -530,7 +531,7 @@ def _job(
     global_step=global_step,
     processes=processes,
     data=data,
-    progress=progress,
+    progress=progress and dataclasses.replace(progress, data=None),
     lineage=entries.as_lineage(lineage),
     probe=probe,
   )

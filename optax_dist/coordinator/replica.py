@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -283,7 +284,7 @@ class Replica:
       ValueError: `join` or `run_embedded` was given no `data`.
       ValueError: the step is neither, and not among the latest either.
     """
-    self._participant.samples.needed_for("progress_at()")
+    data = self._participant.samples.needed_for("progress_at()")
     seen = self._participant.inbox
     known = lambda: step in seen.progress
     latest = max(list(seen.progress), default=-1)
@@ -296,7 +297,7 @@ class Replica:
         " known here (any more)."
       )
     self._participant.wait(known, "to read what is committed")
-    return seen.progress[step]
+    return dataclasses.replace(seen.progress[step], data=data)
 
   # Called by the training loop.
 

@@ -100,6 +100,16 @@ class Batches:
     return self.num_samples // self.global_batch * self.global_batch
 
   @property
+  def order(self) -> dict[str, object]:
+    """What says which sample is at a position."""
+    return {
+      "num_samples": self.num_samples,
+      "samples in an epoch": self.per_epoch,
+      "shuffle": self.shuffle,
+      "seed": self.seed if self.shuffle else None,
+    }
+
+  @property
   def total(self) -> int | None:
     """The total number of positions; None if there is no limit."""
     return None if self.epochs is None else self.per_epoch * self.epochs

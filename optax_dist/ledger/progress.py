@@ -19,6 +19,7 @@ class Progress:
     open: sorted spans before `next` that are not in a committed step (yet).
     skipped: sorted spans that were given up because their gradients were never
       finite; in a deterministic run these are slots that counted as zeros.
+    data: what the positions are of, in a checkpoint; None otherwise.
 
   Example:
     >>> progress = Progress().commit(((4, 8),))
@@ -31,6 +32,9 @@ class Progress:
   next: int = 0
   open: Spans = ()
   skipped: Spans = ()
+  data: Batches | None = dataclasses.field(
+    default=None, compare=False, repr=False
+  )
 
   @property
   def done(self) -> int:
@@ -67,6 +71,19 @@ class Progress:
       raise ValueError(
         f"open and skipped have positions in common: {both!r:.100}."
       )
+    if data is not None and self.data is not None:
+      had, has = self.data.order, data.order
+      differ = [name for name in has if had[name] != has[name]]
+      if differ:
+        before, now = (
+          ", ".join(f"{name}={order[name]}" for name in differ)
+          for order in (had, has)
+        )
+        raise ValueError(
+          f"it is of data with {before}, and this has {now}, so other samples are"
+          " at its positions. Give the same data, or leave progress out to begin"
+          " with an epoch."
+        )
     total = None if data is None else data.total
     if total is not None and self.next > total:
       raise ValueError(

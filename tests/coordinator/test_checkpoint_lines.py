@@ -333,6 +333,35 @@ def test_progress_of_other_data_is_refused(progress, wrong):
     )
 
 
+def test_a_checkpoint_is_not_continued_on_other_samples(saved_with_leases):
+  """Some would be in two steps of an epoch, and others in none."""
+
+  def resume(**changes):
+    numbers = {"num_samples": 8, "global_batch": 4, "epochs": 2, **changes}
+    data = coordinator.Batches(**numbers) if changes else None
+    return coordinator.run_embedded(
+      lambda replica: replica.report_data()[-1].open,
+      1,
+      optax.sgd(1.0),
+      data=data,
+      **_restored(saved_with_leases),
+    )
+
+  for changes, wrong in (
+    ({"seed": 1}, "seed=0, and this has seed=1"),
+    ({"num_samples": 12}, "num_samples=8, .* num_samples=12, .*epoch=12"),
+    ({"global_batch": 3}, "samples in an epoch=8, .*samples in an epoch=6"),
+    ({"shuffle": False}, "shuffle=True, seed=0, .* shuffle=False, seed=None"),
+    ({}, "data= is missing"),
+  ):
+    with pytest.raises(ValueError, match=f"progress.*{wrong}"):
+      resume(**changes)
+  # More of them, or steps of another size, have the same order.
+  for changes in ({"epochs": 3}, {"global_batch": 8}, {"mode": "streaming"}):
+    [still_open] = resume(**changes)
+    assert len(still_open) == 8
+
+
 def test_a_lineage_that_is_none_is_refused():
   for lineage in ("a run", [("a run",)], [("a run", -1)]):
     with pytest.raises(ValueError, match="lineage must be"):

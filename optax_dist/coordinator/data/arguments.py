@@ -140,6 +140,11 @@ def check(
     except ValueError as error:
       raise ValueError(f"progress is of no run of this data: {error}") from None
   if data is None:
+    if progress is not None:
+      raise ValueError(
+        "progress= is of a run whose samples were leased, and data= is missing: give"
+        " the same data, or leave progress out to read other data."
+      )
     return
   if strategy.period is None:
     raise ValueError(
