@@ -208,13 +208,13 @@ class States:
     after = self._speculative = State(base.step + 1)
 
     def work() -> Any:
-      after.inner = self.inner
       start = time.monotonic()
       value = self._apply(hyperparams.change(base.get(), changes), read())
       if reused:
         jax.block_until_ready(value)
       self.seconds = time.monotonic() - start
       self._is_quick = self.seconds < _QUICK
+      after.inner = hyperparams.carried(value, self.inner)
       return value
 
     if self._shards is None and base.is_ready and self._is_quick:
@@ -238,7 +238,7 @@ class States:
       value, theirs = self._read(raw)
       if not self._is_own:
         self.inner = theirs
-      after.inner = self.inner
+      after.inner = hyperparams.carried(value, self.inner)
       return value
 
     self._compute(after, work)
