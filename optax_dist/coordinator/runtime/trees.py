@@ -74,6 +74,31 @@ def restorer(leaf: Any) -> Callable[[Any], Any]:
   return lambda array: jax.device_put(wrap(jnp.array(array)), sharding)
 
 
+def soundness(tree: Any) -> Callable[[Any], bool]:
+  """What checks that all numbers which are finite in a tree still are in another.
+
+  Example:
+    >>> is_sound = soundness({"best": jnp.inf, "mean": jnp.zeros(2)})
+    >>> is_sound({"best": jnp.inf, "mean": jnp.ones(2)})
+    True
+    >>> is_sound({"best": jnp.inf, "mean": jnp.array([0.0, jnp.nan])})
+    False
+  """
+  finite = jax.jit(lambda leaves: [jnp.isfinite(x).all() for x in leaves])
+  floats = lambda tree: [
+    x
+    for x in jax.tree.leaves(tree)
+    if jnp.issubdtype(jnp.result_type(x), jnp.floating)
+  ]
+  before = finite(floats(tree))
+
+  def is_sound(other: Any) -> bool:
+    after = finite(floats(other))
+    return all(x or not y for x, y in zip(after, before, strict=True))
+
+  return is_sound
+
+
 def check_like(name: str, tree: Any, wanted: Any) -> None:
   """Checks that a tree has the leaves of another, with their shapes and dtypes.
 

@@ -160,6 +160,9 @@ class Participant:
       inner_state=inner_state,
     )
     template = trees.Template(model.params)
+    # Joining replicas get the state of its own optimizer, and so does it itself after
+    # a change that was not finite.
+    self._is_sound = trees.soundness(model.parts.inner)
     self.samples = Samples(
       data, model, self.processes, lambda: self.driver.allocate()
     )
@@ -408,7 +411,8 @@ class Participant:
     submission = self.submission
     sent = self.encoder.encode(submission.total, work, self.driver)
     # Stale gradients are reported without their numbers.
-    if sent.finite and submission.total is not None:
+    whole = sent.finite and submission.total is not None
+    if whole and self._is_sound(inner_state):
       self.driver.arrays.states.keep(inner_state)
     arrays = self.driver.arrays
     exchanged, seconds = arrays.exchanged

@@ -7,6 +7,7 @@ parameters by `RATE * (c + 1)`.
 import threading
 
 import embedded_runs as runs
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -214,6 +215,48 @@ def test_a_period_that_was_not_finite_is_taken_again(name):
   assert count == 2 * PERIOD
   # Six gradients of 1: 2 - 2 ** -5.
   assert trace == [1.96875] * 4
+
+
+@pytest.mark.parametrize(
+  ("strategy", "opt"),
+  [
+    (
+      coordinator.decoupled_diloco(fragments=2, period=4),
+      optax.sgd(0.1, momentum=0.9),
+    ),
+    # A gradient is applied one step later, in the next period.
+    (
+      coordinator.local_updates(communication_period=3),
+      optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda grads, last, params: (optax.tree.scale(-0.1, last), grads),
+      ),
+    ),
+  ],
+  ids=["decoupled", "local"],
+)
+def test_what_is_not_finite_in_its_own_state_alone_does_not_stay(strategy, opt):
+  """It is not sent, so what is sent is finite when the state is spoilt."""
+
+  def bad_once(replica):
+    outcomes = []
+    while "non_finite" not in outcomes:
+      bad = len(outcomes) == 2
+      grads = {"a": ONES, "b": ONES * (np.nan if bad else 1.0)}
+      outcomes.append(replica.step(grads).reason)
+    for _ in range(12):
+      outcome = replica.step({"a": ONES, "b": ONES})
+      assert outcome.accepted
+    assert outcome.global_step > 3
+    state = replica.params, replica.center, replica.inner_state
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+    return len(outcomes)
+
+  params = {"a": PARAMS, "b": PARAMS}
+  [number] = coordinator.run_embedded(
+    bad_once, 1, opt, params, strategy=strategy, timeout=30.0
+  )
+  assert number > 3
 
 
 def test_an_inner_state_is_refused_where_there_is_none_or_another():
