@@ -229,10 +229,10 @@ class Checker:
         break
       lost += 1
     if lost:
-      self.cut_off += self.commits[len(self.commits) - lost :]
-      step = len(self.commits) - lost
+      there = len(self.commits) if self.unsure is None else self.unsure
+      self.cut_off += self.commits[there - lost : there]
       # Known to a member, they come back; otherwise they never were.
-      self.unsure = step
+      self.unsure = there - lost
     return lost
 
   def entry(self, chief: Any, entry: Any) -> None:
@@ -329,6 +329,9 @@ class Checker:
       known = [Committed(RoundId(0, missing, 0), (), b"", False, (), ())]
       known += [c for c in self.cut_off if c.round.step == missing]
       self.commits.append(known[-1])
+      spans = [span for part in known[-1].parts for span in part.data]
+      self.samples |= {p for a, b in spans for p in range(a, b)}
+      self.skipped |= {p for a, b in known[-1].skipped for p in range(a, b)}
       self.times.append(self.world.now)
       self.written.append(None)
     self.versions.clear()

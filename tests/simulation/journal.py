@@ -130,12 +130,14 @@ def _dropped(checker: Any, note: journal_events.Drop) -> str:
     for submitted in found
     for part in checker.by_sequence[name, submitted.sequence]
   )
+  # What was added to a sum that counts comes twice for the rules.
+  added = any(submitted.count < submitted.total for submitted in found)
+  if note.reason == "duplicate" and not added:
+    return "nobody has sent such a one"
   wrong = _reason(checker, note, finite)
   if wrong:
     return wrong
-  # What is added to a sum that was decided is of no step.
-  none = -1 - checker.setting.max_staleness
-  steps = {none, *(submitted.local_step for submitted in found)}
+  steps = {submitted.local_step for submitted in found}
   totals = [submitted.total for submitted in found]
   if note.local_step not in steps or note.count > max(totals, default=0):
     return f"it was submitted as {found}"
@@ -156,7 +158,7 @@ def _reason(checker: Any, note: journal_events.Drop, finite: bool) -> str:
       return f"it is {late} steps late"
     case "non_finite" if finite:
       return "it is finite"
-    case "future" | "unknown_replica" | "duplicate":
+    case "future" | "unknown_replica":
       return "nobody has sent such a one"
     case "other_incarnation" if (
       note.local_step > checker.joined_at.get(note.incarnation, math.inf) + 1
