@@ -39,6 +39,7 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``report`` command with its parsed arguments."""
   from optax_dist.cli import tables
+  from optax_dist.coordinator import journal
   from optax_dist.coordinator.metrics import losses, time_ledger
 
   records = journal_file.read(args.journal)
@@ -58,6 +59,9 @@ def run(args: argparse.Namespace) -> int:
     for category, what in time_ledger.CATEGORIES.items()
   ]
   title = f"where the time went: {args.journal}"
+  runs = len(journal.segments(records))
+  if runs > 1:
+    title += f", the last of {runs} runs"
   names = ["time", *columns]
   if tables.width(sys.stdout) >= _IS + _SHARE * len(columns):
     names.append("is")

@@ -12,6 +12,10 @@ def test_a_run_is_reported(tmp_path, capsys):
   said = capsys.readouterr().out
   for word in ("useful", "waiting", "recovery", "goodput", "4 replicas for"):
     assert word in said
+  assert "runs" not in said
+  run_journals.simulated(path)  # It is started again, and goes on there.
+  assert main.main(["report", str(path)]) == 0
+  assert f"{path}, the last of 2 runs\n" in capsys.readouterr().out
 
 
 def test_a_file_without_a_run_is_refused(tmp_path, capsys):
