@@ -76,6 +76,11 @@ def run(args: argparse.Namespace) -> int:
   )
   title = f"{args.replicas} replicas, {latency}"
   _show(plan, title)
+  if recorded and recorded.losses:
+    print(
+      f"not in it: what the {len(recorded.losses)} recorded losses of replicas cost;"
+      " a step from all waits for each"
+    )
   return 0
 
 

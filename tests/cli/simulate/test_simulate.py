@@ -182,6 +182,15 @@ def test_plan_resamples_a_journal(tmp_path, capsys):
   assert "each gradient counts the same" in captured.out
 
 
+def test_plan_says_that_it_leaves_failures_out(tmp_path, capsys):
+  failures = simulate.Failures(0.01, (2.0,))
+  path = _recorded(tmp_path / "run.jsonl", steps=300, failures=failures)
+  argv = ["plan", "--journal", path, "--steps", "5", "--repetitions", "2"]
+  assert main.main(argv) == 0
+  last = capsys.readouterr().out.splitlines()[-1]
+  assert re.match(r"not in it: what the \d+ recorded losses of replicas", last)
+
+
 def test_plan_says_what_a_journal_cannot_know(tmp_path, capsys):
   path = _recorded(tmp_path / "run.jsonl", steps=50, cancel=True)
   argv = ["plan", "--journal", path, "--steps", "5", "--repetitions", "2"]
