@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,16 +21,15 @@ _LONGEST = 64 << 10  # Longer lines are cut.
 def echo(label: str, line: str, error: bool) -> None:
   """Prints a line with its label, to the stream that it came from.
 
-  Raises:
-    BrokenPipeError: nobody reads it any more. Where it can't be kept, as on a full
-      disk, it is lost, and those that train go on.
+  If nobody reads it any more, the job is stopped as after the end of its terminal.
+  Where it can't be kept, as on a full disk, it is lost, and those that train go on.
   """
   stream = sys.stderr if error else sys.stdout
   try:
     stream.write(f"[{label}] {line}\n")
     stream.flush()
   except BrokenPipeError:
-    raise
+    signal.raise_signal(signal.SIGHUP)
   except OSError:
     pass
 

@@ -289,6 +289,21 @@ def test_sigterm_and_sighup_are_passed_on_and_waited_for(start, signals):
   assert one.process.wait(180.0) == 128 + signals[0]
 
 
+def test_a_job_whose_output_nobody_reads_any_more_is_stopped_in_order(
+  start, tmp_path
+):
+  """As at the end of a connection of ssh, or behind a pipe."""
+  says = "while :; do echo trains; sleep 0.1; done"
+  leaves = 'trap "touch $0/left-$OPTAX_DIST_REPLICA; exit" TERM'
+  script = ("--", "sh", "-c", f"{leaves}; {says}", str(tmp_path))
+  one = start("--replicas", "2", *_ELSEWHERE, *script)
+  one.until("[replica 0] trains")
+  one.until("[replica 1] trains")
+  one.process.stdout.close()
+  one.process.wait(180.0)
+  assert sorted(os.listdir(tmp_path)) == ["left-0", "left-1"]
+
+
 def test_other_signals_are_passed_on_too(start):
   one = start("--replicas", "2", *_ELSEWHERE, _LIGHT, "user-signal")
   one.until("sleeps", 2)
