@@ -151,6 +151,7 @@ class CoordinatedOptimizer:
     self._optimizer, self._options = optimizer, options
     self._total_steps = total_steps
     self._owner = memberships.top_frame()
+    self._memberships: list[memberships.Membership] = []
     # Under jit, JAX is called in this thread and not in the callback.
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "optax-dist-behind")
     self._lock = threading.Lock()
@@ -230,6 +231,7 @@ class CoordinatedOptimizer:
     preempted.install()
     if self.replica is not None:
       preempted.joined()
+      self.replica.heed(preempted)
     try:
       yield preempted
     finally:
@@ -293,11 +295,14 @@ class CoordinatedOptimizer:
         return self._advance(grads, params, state)
 
     if not (self._closed or self._failure is not None):
+      running = self._worker.submit(threads.in_this_precision(work))
       try:
-        run = threads.in_this_precision(work)
-        return self._worker.submit(run).result()
+        return running.result()
       except BaseException as error:
         self._failure = error
+        if not running.done():  # A signal, such as that of Ctrl-C.
+          for made in self._memberships:
+            made.end(f"it has raised {error!r:.200}", error)
     if self._failure is not None and not self._defer_errors:
       raise self._failure
     # The trainer goes on with what it has until it asks for a batch.
@@ -307,7 +312,7 @@ class CoordinatedOptimizer:
   def _join(self, params: Any, state: Any) -> Replica:
     """Joins the run with copies of the trainer's arrays, which it may donate."""
     shape, inner_shape = self._shapes
-    with memberships.owned_by(self._owner):
+    with memberships.owned_by(self._owner) as self._memberships:
       replica = joining.join(
         _reachable(self._optimizer, shape),
         list(map(_copy, params)),
@@ -317,6 +322,7 @@ class CoordinatedOptimizer:
       )
     if self._preempted is not None:
       self._preempted.joined()
+      replica.heed(self._preempted)
     return replica
 
   def _advance(self, grads: Any, params: Any, state: Any) -> tuple[Any, Any]:

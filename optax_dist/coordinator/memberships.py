@@ -58,6 +58,7 @@ class Membership:
     # Whether `join` has failed.
     self.given_up = False
     self._remove_handlers: Callable[[], None] = lambda: None
+    self._ended: BaseException | None = None
 
   def belongs_to(
     self,
@@ -74,6 +75,8 @@ class Membership:
     """
     self._replica, self.part = weakref.ref(replica), part
     self._remove_handlers = remove_handlers
+    if self._ended is not None:
+      raise self._ended
 
   @property
   def is_ours(self) -> bool:
@@ -114,8 +117,13 @@ class Membership:
       f"Replica {self.key[-1]} has been replaced by a later join of its own"
       f" process. {_REMEDY}"
     )
+    self.end("its process has joined again", replaced)
+
+  def end(self, reason: str, error: BaseException) -> None:
+    """Ends it, from another thread; see `Participant.abort`."""
+    self._ended = error
     if self.part is not None and self.is_ours and not self.part.closed:
-      self.part.abort("its process has joined again", replaced)
+      self.part.abort(reason, error)
       self._remove_handlers()
 
 
@@ -140,6 +148,7 @@ def begin(*key: str) -> Iterator[Membership]:
     CoordinatorError: this process is that replica already.
   """
   made = Membership(*key)
+  getattr(_calls, "made", []).append(made)
   with _lock:
     if not _known:
       atexit.register(_leave_all)
@@ -193,13 +202,17 @@ def _leave_all() -> None:
 
 
 @contextlib.contextmanager
-def owned_by(owner: types.FrameType) -> Iterator[None]:
-  """Memberships that this thread begins are for the program that this frame is."""
-  _calls.owner = owner
+def owned_by(owner: types.FrameType) -> Iterator[list[Membership]]:
+  """Memberships that this thread begins are for the program that this frame is.
+
+  Yields:
+    These memberships, from their beginning on.
+  """
+  _calls.owner, _calls.made = owner, []
   try:
-    yield
+    yield _calls.made
   finally:
-    _calls.owner = None
+    _calls.owner, _calls.made = None, []
 
 
 def top_frame() -> types.FrameType:

@@ -86,6 +86,10 @@ class Replica:
       self._participant.watchdog.start()
     return self
 
+  def heed(self, preempted: preemption.Preemption) -> None:
+    """Reacts to SIGTERM by another's handlers."""
+    self._calls.heed(preempted)
+
   # Read by the training loop.
 
   @property

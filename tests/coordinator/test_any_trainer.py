@@ -642,3 +642,33 @@ print("left", k_of_n.replica.has_left)
   assert code == 0, errors
   assert printed.startswith("step 6 equal True")
   assert printed.endswith("left True\n")
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_a_replica_that_waits_for_others(number):
+  """They would be waited for until the timeout."""
+  text = f"""
+import threading, time
+
+k_of_n = coordinator.as_optimizer(
+  optax.sgd(0.1), total_steps=10, replica=0, total_num_replicas=2,
+  coordinator_address=f"127.0.0.1:{{addresses.free_ports()[0]}}")
+tx = k_of_n.tx
+state = tx.init(params)
+
+def interrupt():
+  while k_of_n.replica is None or k_of_n.replica._participant.submission.pending < 0:
+    time.sleep(0.01)
+  os.kill(os.getpid(), signal.{number})
+
+threading.Thread(target=interrupt).start()
+train(parts, k_of_n.until_finished(range(20)))
+print("left", k_of_n.replica.has_left)
+"""
+  variables = {"JAX_NUM_CPU_DEVICES": "1", "OPTAX_DIST_GRACE": "1"}
+  code, printed, errors = program(text, **variables)
+  if number == "SIGTERM":
+    assert (code, printed.splitlines()[-1:]) == (0, ["left True"]), errors
+  else:
+    assert code != 0
+    assert errors.rstrip().endswith("KeyboardInterrupt")

@@ -82,8 +82,19 @@ class TrainingCalls:
     """Prepares them; `loop` begins once the replica is admitted."""
     make = participant.strategy.loop or SynchronousLoop
     self.loop: Loop = make(participant)
-    self.views, self.preempted = Views(), preempted
+    self.views = Views()
     self._participant, self._lock = participant, threading.RLock()
+    self.preempted: preemption.Preemption | None = None
+    self.heed(preempted)
+
+  def heed(self, preempted: preemption.Preemption | None) -> None:
+    """Leaves after a step once a signal has come, or amid one if it takes long."""
+    self.preempted = preempted
+    # Processes of one replica would have to do so at the same place.
+    if preempted is not None and self._participant.processes.count == 1:
+      self._participant.gives_up = lambda: (
+        preempted.look() and preempted.is_late
+      )
 
   def step(self, held: list[Any], batch: Any, tokens: int | None) -> Outcome:
     """See `Replica.step`.
@@ -115,6 +126,8 @@ class TrainingCalls:
           participant.encoder.fit(held.pop()), label, count
         )
       return self._after(outcome)
+    except preemption.Late:
+      return self._left()
     finally:
       self._lock.release()
 
@@ -124,6 +137,8 @@ class TrainingCalls:
     try:
       self._participant.inbox.sync()
       return self._after(self._ended(1) or self.loop.abandon())
+    except preemption.Late:
+      return self._left()
     finally:
       self._lock.release()
 
@@ -133,6 +148,9 @@ class TrainingCalls:
       self._enter()
       try:
         spans = self._next_lease()
+      except preemption.Late:
+        self._left()
+        spans = None
       finally:
         self._lock.release()
       if spans is None:
@@ -171,7 +189,10 @@ class TrainingCalls:
       participant.raise_failure()
       participant.driver.enqueue(messages.Finish(reason))
       over = lambda: participant.inbox.finished is not None
-      participant.wait(over, "for the end of the run")
+      try:
+        participant.wait(over, "for the end of the run")
+      except preemption.Late:
+        self.leave()
     if not participant.inbox.left:
       self.loop.ended(0)
 
@@ -204,6 +225,11 @@ class TrainingCalls:
       participant.submission.count("finished", gradients)
       return participant.outcome("finished", finished=True)
     return self.loop.ended(gradients)
+
+  def _left(self) -> Outcome:
+    """Leaves amid a step; what others decide of it is not waited for."""
+    self.leave()
+    return self._participant.outcome("finished", finished=True)
 
   def _label(self, batch: Any) -> str:
     """A batch as JSON, short enough for a record with those of all gradients."""

@@ -36,6 +36,7 @@ from optax_dist.coordinator.runtime.processes import Processes
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.coordinator.training import job as jobs
 from optax_dist.coordinator.training import model as models
+from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.training.encoder import Encoder
 from optax_dist.coordinator.training.samples import Samples
 from optax_dist.coordinator.training.submission import Submission
@@ -108,6 +109,7 @@ class Participant:
     watchdog: finds a training loop that is stuck.
     tell: called with an event for the launcher, and its fields.
     closed: whether the replica was closed.
+    gives_up: whether its training loop waits no longer, for it has to leave.
   """
 
   def __init__(
@@ -212,6 +214,7 @@ class Participant:
       functools.partial(self._evict, on_stuck) if ends else None,
     )
     self.closed = False
+    self.gives_up: Callable[[], bool] = lambda: False
 
   def _me(
     self,
@@ -292,6 +295,7 @@ class Participant:
       CoordinatorError: no acknowledgement came within `timeout` seconds.
     """
     self.raise_failure()
+    self.gives_up = lambda: False
     self.driver.enqueue(messages.Leave(lost=False))
     left = lambda: self.inbox.left
     self.wait(left, "for the confirmation that it may leave")
@@ -438,11 +442,15 @@ class Participant:
 
     Raises:
       CoordinatorError: it did not come, or the run can't go on.
+      Late: it has not come yet, and the replica has to leave.
     """
     if self.closed and not ready():
       self.raise_failure()
     self.watchdog.steps.end()
-    if self.inbox.wait(ready, self._wait_timeout):
+    ends = lambda: ready() or self.gives_up()
+    if self.inbox.wait(ends, self._wait_timeout):
+      if not ready():
+        raise preemption.Late
       self._watch()
       return
     self.raise_failure()

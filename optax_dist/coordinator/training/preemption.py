@@ -28,6 +28,10 @@ DEFAULT_GRACE = 10.0
 _CALLS = 8
 
 
+class Late(Exception):
+  """Half of the grace period is over, and the replica waits for others."""
+
+
 class Preemption:
   """How a replica reacts to SIGTERM.
 
@@ -125,6 +129,12 @@ class Preemption:
     self._seen = self._seen or self.received
     return self.received
 
+  @property
+  def is_late(self) -> bool:
+    """Whether a signal came half of the grace period ago."""
+    since = self._since
+    return since is not None and time.monotonic() - since > self._grace / 2
+
   def _watch(self) -> None:
     """Says that the program does not see a signal, before it is killed."""
     wait = self._grace / 2
@@ -169,7 +179,7 @@ class Preemption:
     """
     if self._since is None:
       return False
-    if time.monotonic() - self._since > self._grace / 2:
+    if self.is_late:
       return not save  # The program saves first.
     if self._mode == "save" and not self._saved:
       # The step after which the program saves is the last but one.

@@ -82,12 +82,37 @@ def test_a_handler_of_the_program_stays():
 def test_a_replica_that_only_abandons_gradients_leaves_too(mode, grace):
   """As one that is too slow for each step: `if is_stale: abandon(); continue`."""
   one = runs.make(endpoint.World(), 0, k=1, n=1)
-  one._calls.preempted = made = preemption.Preemption(mode, grace)
+  made = preemption.Preemption(mode, grace)
+  one.heed(made)
   with one.start():
     assert not one.abandon().finished
     made._on_signal(signal.SIGTERM, None)
     assert one.abandon().finished
     assert one.has_left
+
+
+def test_a_replica_that_waits_for_others_leaves_after_half_of_the_grace():
+  """They take longer than its scheduler leaves it."""
+  left = threading.Event()
+
+  def train(replica):
+    if replica.replica == 1:
+      assert left.wait(60.0)
+      return replica.step(jnp.ones(4))
+    made = preemption.Preemption("leave", 0.0)
+    made.joined()
+    made._on_signal(signal.SIGTERM, None)
+    replica.heed(made)
+    outcome = replica.step(jnp.ones(4))
+    left.set()
+    assert replica.has_left
+    return outcome
+
+  first, second = coordinator.run_embedded(
+    train, 2, optax.sgd(0.1), jnp.zeros(4), timeout=60.0
+  )
+  assert (first.finished, first.accepted, first.global_step) == (True, False, 0)
+  assert second.members == (1,)
 
 
 @pytest.mark.parametrize("mode", ["leave", "save"])
