@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
   with contextlib.ExitStack() as stack:
     lock = None
     if journal is not None:
-      lock = stack.enter_context(_locked(journal.parent, job.node.rank))
-      if not job.node.rank:
+      lock = stack.enter_context(_locked(journal.parent, job.placement.rank))
+      if not job.placement.rank:
         # Elsewhere the run may have begun before this launcher has started.
         _check_journal(args, journal)
       job.note_writer(journal)
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
       supervisor.Policy(job.needed, args.restarts),
       folder=args.output and args.output / _LOGS,
       log=args.output and args.output / options.LOG,
-      continues=args.resume and job.node.count > 1,
+      continues=args.resume and job.placement.hosts > 1,
       standbys=args.standbys,
       environment=job.settings,
       env=_env(args),

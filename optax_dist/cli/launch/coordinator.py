@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist.coordinator.server import places, process
 
   try:
-    variables, _ = job.read_settings(args, os.environ)
+    variables = job.read_settings(args, os.environ)
     store = None
     if args.address is None:
       store = places.of_coordinator(args.store, variables.store)

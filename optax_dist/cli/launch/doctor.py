@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist.cli.launch import job as jobs
 
   job = jobs.Job(args, None)
-  if job.node.count == 1:
+  if job.placement.hosts == 1:
     raise errors.CommandError(
       "doctor: there is one host only: give --nodes, --node-rank and --address"
     )
-  if args.external or job.node.address is None:
+  if args.external or job.placement.address is None:
     raise errors.CommandError(
       "doctor: hosts meet at --address HOST:PORT, an address of host 0"
     )
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
   findings = itertools.chain(
     [doctor.check_etcd(store)] if store else [],
     doctor.check(
-      job.node,
+      job.placement,
       equal,
       secret=secret.encode(),
       certificates=job.certificates,

@@ -9,15 +9,12 @@ import os
 import pathlib
 import secrets
 from collections.abc import Mapping
-from typing import Any, TypeVar
 
 from optax_dist.cli import errors
 from optax_dist.coordinator import journal as journals
-from optax_dist.coordinator.launch import environment, faults, nodes
-from optax_dist.coordinator.launch.placement import Placement
+from optax_dist.coordinator.launch import environment, faults, placement
 from optax_dist.coordinator.server import places
 
-_T = TypeVar("_T", environment.Environment, environment.HostEnvironment)
 _SHORTEST = 16  # Bytes of a secret.
 
 
@@ -25,7 +22,6 @@ class Job:
   """A job with checked settings.
 
   Attributes:
-    node: this host.
     placement: what runs on this host.
     needed: how many replicas the job needs to continue.
     settings: the environment of all replicas.
@@ -50,13 +46,11 @@ class Job:
     """
     environ = os.environ if environ is None else environ
     try:
-      settings, host = read_settings(args, environ)
-      self.node = nodes.find(host, settings)
-      replicas = settings.num_replicas or self.node.count
-      self.placement = Placement(
-        replicas, args.processes_per_replica, self.node, args.external
+      settings = read_settings(args, environ)
+      where = self.placement = placement.find(
+        settings, args.processes_per_replica, args.external
       )
-      _ = self.placement.here  # It raises if they can't be shared out.
+      replicas = where.replicas
       if settings.faults is not None:
         faults.Faults.parse(settings.faults).check(replicas)
       secret = settings.find_secret()
@@ -70,16 +64,16 @@ class Job:
       raise errors.CommandError(
         f"--min-replicas {self.needed} is more than the {replicas} replicas"
       )
-    if args.external and (settings.store or not self.node.address):
+    if args.external and (settings.store or not where.address):
       raise errors.CommandError(
         "--no-coordinator needs --address HOST:PORT, where optax-dist coordinator"
         " runs"
       )
-    _check_secret(secret, self.node.count > 1 or args.external)
+    _check_secret(secret, where.hosts > 1 or args.external)
     run = None
     if settings.store is not None or args.external:
       run = _run_name(settings.run, environ)
-      if run is None and self.node.count > 1:
+      if run is None and where.hosts > 1:
         raise errors.CommandError(
           "several hosts with a coordinator that outlives the job need --run NAME,"
           " the same on all of them and a new one for each start of the job"
@@ -97,7 +91,7 @@ class Job:
       journal=None if journal is None else str(journal.resolve()),
       step_timeout=settings.step_timeout,
       faults=settings.faults,
-      local_addr=self.node.local_addr,
+      local_addr=where.local_addr,
     )
 
   def note_writer(self, path: pathlib.Path) -> None:
@@ -108,7 +102,7 @@ class Job:
     """
     store = self.settings.store
     located = None if store is None else places.in_etcd(store)
-    address = located or self.node.address
+    address = located or self.placement.address
     if address is not None:
       with contextlib.suppress(OSError):  # The training does without it.
         path.with_name(journals.WRITER).write_text(f"{address}\n", "utf-8")
@@ -116,24 +110,17 @@ class Job:
 
 def read_settings(
   args: argparse.Namespace, environ: Mapping[str, str]
-) -> tuple[environment.Environment, environment.HostEnvironment]:
+) -> environment.Environment:
   """The settings by arguments or else by variables."""
+  names = {field.name for field in dataclasses.fields(environment.Environment)}
   options = {
-    key: value for key, value in vars(args).items() if value is not None
+    name: value
+    for name, value in vars(args).items()
+    if value is not None and name in names
   }
   if "secret_file" in options:
     options["secret"] = None
-  return (
-    _replaced(environment.Environment.read(environ), options),
-    _replaced(environment.HostEnvironment.read(environ), options),
-  )
-
-
-def _replaced(before: _T, options: Mapping[str, Any]) -> _T:
-  names = {field.name for field in dataclasses.fields(before)}
-  return dataclasses.replace(
-    before, **{name: value for name, value in options.items() if name in names}
-  )
+  return dataclasses.replace(environment.Environment.read(environ), **options)
 
 
 def _check_secret(secret: str | None, is_shared: bool) -> None:

@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -37,14 +37,11 @@ from optax_dist.coordinator.transport import sockets
 PIECE = 4 << 20
 
 
-class Background(Protocol):
-  """Runs work in another thread, and reports its end in this one."""
-
-  def __call__(
-    self, work: Callable[[], None], done: Callable[[], None] | None = None
-  ) -> None:
-    """Runs `work`, and then `done`, or what raises its error, in this thread."""
-    ...
+# Runs the first in another thread, and then the second, or what raises the error of
+# the first, in this one.
+Background: TypeAlias = Callable[
+  [Callable[[], None], Callable[[], None] | None], None
+]
 
 
 def transfer_id(kind: str, *names: object) -> int:

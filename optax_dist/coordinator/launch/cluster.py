@@ -1,4 +1,4 @@
-"""Detects the store's address, the number of replicas, and this one's index."""
+"""Detects the coordinator's address, the number of replicas, and this one's index."""
 
 from __future__ import annotations
 

@@ -51,6 +51,9 @@ class Environment:
     grace: seconds from SIGTERM to SIGKILL.
     step_timeout: seconds after which a stuck step is ended; 0 for never.
     faults: faults to inject, for tests; see `launch.faults`.
+    nodes: for launchers, the number of hosts of the job.
+    node_rank: for launchers, the index of this host, from 0.
+    address: for launchers, ``host:port`` of the coordinator.
 
   Example:
     >>> environment = Environment(num_replicas=4, run="first")
@@ -75,6 +78,9 @@ class Environment:
   grace: _Seconds | None = None
   step_timeout: _Seconds | None = None
   faults: str | None = None
+  nodes: Positive | None = None
+  node_rank: Natural | None = None
+  address: str | None = None
 
   @classmethod
   def read(cls, environ: Mapping[str, str] | None = None) -> Environment:
@@ -162,26 +168,6 @@ class ProcessEnvironment:
   def variables(self) -> dict[str, str]:
     """The variables, as entries of a process's environment."""
     return _variables(dataclasses.asdict(self))
-
-
-@dataclasses.dataclass(frozen=True)
-class HostEnvironment:
-  """Which host of a job one is, for its launcher.
-
-  Attributes:
-    nodes: number of hosts of the job.
-    node_rank: the index of this host, from 0.
-    address: ``host:port`` of the coordinator.
-  """
-
-  nodes: Positive | None = None
-  node_rank: Natural | None = None
-  address: str | None = None
-
-  @classmethod
-  def read(cls, environ: Mapping[str, str] | None = None) -> HostEnvironment:
-    """Reads the variables; see `Environment.read`."""
-    return cls(**_read(cls, environ))
 
 
 def _read(kind: type, environ: Mapping[str, str] | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
 import os
 import pathlib
 import secrets
@@ -19,7 +20,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from optax_dist.coordinator import journal, locks
 from optax_dist.coordinator.launch import (
@@ -59,24 +60,6 @@ class LaunchError(RuntimeError):
   def __init__(self, message: str, code: int = 1):
     super().__init__(message)
     self.code = code
-
-
-@dataclasses.dataclass
-class _Running:
-  """A replica, since it was started last.
-
-  Attributes:
-    processes: those of this host.
-    member: how the coordinator calls its process, once it has joined.
-    failure: why it had to stop before the end of the run.
-    final: whether it would fail in the same way again, and how: as "refused", or
-      "final".
-  """
-
-  processes: list[Child] = dataclasses.field(default_factory=list)
-  member: str = ""
-  failure: str = ""
-  final: str = ""
 
 
 class Launcher:
@@ -142,10 +125,13 @@ class Launcher:
       name: os.environ.get(name, kept) for name, kept in _KEEP_MEMORY.items()
     } | dict(env or {})
     self._supervisor = supervisor.Supervisor(
-      placement.here.replicas, policy, placement.elsewhere
+      placement.here, policy, placement.elsewhere
     )
-    self._running: dict[int, _Running] = {}
-    # The last process of each replica that has joined and ended.
+    # The processes of each replica on this host.
+    self._running: dict[int, list[Child]] = {}
+    # How the coordinator calls the process of a replica that has joined; and the last
+    # one that has joined and ended.
+    self._members: dict[int, str] = {}
     self._ended: dict[int, str] = {}
     # Processes that have imported and compiled, and wait for a number, and how many
     # there should be.
@@ -193,30 +179,30 @@ class Launcher:
       )
       stack.callback(self._line.close)
       stack.callback(self._kill_all)
-      stops = lambda: (
-        self._stop_at is not None or not signals.ENDING.isdisjoint(received)
-      )
+      failure = None
       try:
         self._execute(self._supervisor.start(time.monotonic()))
         while self._code is None:
           while received:
             self._pass_on(received.pop(0))
           self._poll()
-      except LaunchError:
-        self._leave_to_others(stops)
-        raise
-      self._leave_to_others(stops)
+      except LaunchError as error:
+        failure = error
+      self._kill_all()
+      stops = lambda: (
+        self._stop_at is not None or not signals.ENDING.isdisjoint(received)
+      )
+      self._keeper.linger(stops, self._say)
+      if failure is not None:
+        raise failure
+      assert self._code is not None
       return self._code
-
-  def _leave_to_others(self, stops: Callable[[], bool]) -> None:
-    self._kill_all()
-    self._keeper.linger(stops, self._say)
 
   def _end_journal(self, kind: object, error: object, trace: object) -> None:
     """Writes the end of a run that can't go on: who follows it is to know."""
     placement, environment = self._placement, self._environment
     elsewhere = placement.external or environment.store is not None
-    if environment.journal is None or elsewhere or placement.node.count > 1:
+    if environment.journal is None or elsewhere or placement.hosts > 1:
       return  # It may go on.
     reason = "its launcher has ended"
     if isinstance(error, LaunchError):
@@ -233,8 +219,8 @@ class Launcher:
 
   def _live(self) -> list[Child]:
     """All processes of running replicas, and those that stand by."""
-    running = [p for one in self._running.values() for p in one.processes]
-    return running + self._standbys
+    running = itertools.chain(*self._running.values())
+    return [*running, *self._standbys]
 
   def _say(self, line: str) -> None:
     self._echo("launch", line, True)
@@ -247,13 +233,13 @@ class Launcher:
         case supervisor.StartReplica(replica, restarts):
           self._start(replica, restarts)
         case supervisor.KillReplica(replica):
-          for process in self._running.pop(replica, _Running()).processes:
+          for process in self._running.pop(replica, []):
             process.kill()
         case supervisor.Say(line):
           self._say(line)
-        case supervisor.JobEnded(code):
+        case supervisor.JobEnded(code, ""):
           self._code = code
-        case supervisor.GiveUpRun(reason, code, corrigible):
+        case supervisor.JobEnded(code, reason, corrigible):
           given_up = f"{socket.gethostname()}: {reason.splitlines()[0]}"
           self._tell_of_ended("" if corrigible else given_up)
           raise LaunchError(reason, code)
@@ -267,21 +253,21 @@ class Launcher:
     """Starts the processes of a replica that belong on this host."""
     which = ProcessEnvironment(replica, restarts)
     # Those that have started are ended if another one can't be started.
-    running = self._running[replica] = _Running()
+    processes = self._running[replica] = []
     if restarts and self._standbys:
       process = self._standbys.pop(0)
       process.tell("replica", variables=which.variables())
       process.rename(_name(which))
-      running.processes.append(process)
+      processes.append(process)
     else:
       count = self._placement.processes
-      for index in self._placement.here.processes:
+      for index in self._placement.processes_here:
         if count > 1:
           which = dataclasses.replace(
             which, num_processes=count, process_index=index
           )
-        running.processes.append(self._spawn(which))
-    for process in running.processes if restarts else ():
+        processes.append(self._spawn(which))
+    for process in processes if restarts else ():
       self._record(replica, process, None)
 
   def _spawn(self, which: ProcessEnvironment) -> Child:
@@ -315,9 +301,9 @@ class Launcher:
       poll.register(file, select.POLLIN)
     poll.poll(1000 * _POLL_SECONDS)
     self._keeper.poll()
-    for replica, running in list(self._running.items()):
-      if self._running.get(replica) is running:
-        self._poll_replica(replica, running)
+    for replica, processes in list(self._running.items()):
+      if self._running.get(replica) is processes:
+        self._poll_replica(replica, processes)
     self._poll_standbys()
     if self._code is None:
       self._execute(self._supervisor.tick(time.monotonic()))
@@ -361,14 +347,13 @@ class Launcher:
         how = child.ending(process.popen)
         self._say(f"a standby {how}, and is not replaced")
 
-  def _poll_replica(self, replica: int, running: _Running) -> None:
-    processes = running.processes
+  def _poll_replica(self, replica: int, processes: list[Child]) -> None:
     ended = [p.has_ended() for p in processes]
     for process in processes:
       process.read_prints()
       for event in process.read():
-        self._on_event(replica, running, process, event)
-    if self._running.get(replica) is not running:
+        self._on_event(replica, process, event)
+    if self._running.get(replica) is not processes:
       return  # It was killed meanwhile.
     failed = None
     for process, has_ended in zip(processes, ended, strict=True):
@@ -381,30 +366,23 @@ class Launcher:
     for process in processes:
       process.kill()
     del self._running[replica]
-    if running.member:
-      self._ended[replica] = running.member
+    if self._members.get(replica):
+      self._ended[replica] = self._members.pop(replica)
     last = failed or processes[0]
     how = child.ending(last.popen)
     if failed is not None:
       self._record(replica, failed, how)
     end = supervisor.ReplicaEnded(
-      replica,
-      last.popen.returncode,
-      how,
-      last.printed.tail(),
-      running.failure,
-      running.final,
+      replica, last.popen.returncode, how, last.printed.tail()
     )
     self._execute(self._supervisor.ended(end, time.monotonic()))
 
-  def _on_event(
-    self, replica: int, running: _Running, process: Child, event: child.Event
-  ) -> None:
+  def _on_event(self, replica: int, process: Child, event: child.Event) -> None:
     """Processes a replica's message, which came through its channel."""
     now = time.monotonic()
     match event.get("event"):
       case "joined":
-        running.failure, running.member = "", str(event.get("process", ""))
+        self._members[replica] = str(event.get("process", ""))
         self._record(replica, process, None)
         self._execute(self._supervisor.joined(replica, now))
         if self._supervisor.all_joined and self._stop_at is None:
@@ -414,10 +392,10 @@ class Launcher:
       case "left":
         self._supervisor.left(replica)
       case "failed":
-        running.failure = str(event["reason"])
-        running.final = event.get("final", "")
+        reason, final = str(event["reason"]), event.get("final", "")
+        self._supervisor.failed(replica, reason, final)
       case "refused":
-        running.final = "refused"
+        self._supervisor.failed(replica, "", "refused")
       case "finished":
         self._execute(self._supervisor.run_over(now))
 

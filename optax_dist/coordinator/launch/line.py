@@ -52,14 +52,13 @@ class Line:
       ValueError: a certificate can't be used.
     """
     assert environment.secret is not None
-    node = placement.node
     self._host = msg.Host(
       environment.run or "",
-      node.rank,
-      f"--nodes {node.count} --replicas {placement.replicas}"
+      placement.rank,
+      f"--nodes {placement.hosts} --replicas {placement.replicas}"
       f" --processes-per-replica {placement.processes}",
       f"process {os.getpid()} on {socket.gethostname()}",
-      (*placement.here.replicas,),
+      (*placement.here,),
     )
     self._say = say
     self._is_gone = self._was_there = False
@@ -69,7 +68,7 @@ class Line:
     self._notes: list[str] = []
     made = endpoints.connect(
       address,
-      f"launcher-{node.rank}",
+      f"launcher-{placement.rank}",
       environment.secret.encode(),
       deadlines.silence_of_peers(10 * _SILENCE, _SILENCE),
       bind="127.0.0.1",  # Nobody calls a launcher.

@@ -21,18 +21,12 @@ class ReplicaEnded:
     code: 0, or that of the process that failed first, negative for a signal.
     reason: how that process ended, in words.
     tail: the last lines of its output.
-    failure: the error that ended its part in the run, if its program has hidden
-      it by ending with 0.
-    final: "" if it may do better next time, "refused" if the run would refuse it
-      again, "final" if the run has ended with an error.
   """
 
   replica: int
   code: int
   reason: str = ""
   tail: str = ""
-  failure: str = ""
-  final: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,33 +61,22 @@ class Say:
 
 
 @dataclasses.dataclass(frozen=True)
-class GiveUpRun:
-  """Effect: the run can't continue.
+class JobEnded:
+  """Effect: all replicas have ended, or the run can't continue.
 
   Attributes:
-    reason: human-readable explanation.
-    code: the exit code of what failed.
+    code: the exit code of the job.
+    reason: why the run can't continue, human-readable; "" if all have ended.
     corrigible: whether the run goes on, and its replicas may come once people have
       corrected what is wrong with them.
   """
 
-  reason: str
-  code: int = 1
+  code: int
+  reason: str = ""
   corrigible: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class JobEnded:
-  """Effect: all replicas have ended.
-
-  Attributes:
-    code: the exit code of the job.
-  """
-
-  code: int
-
-
-Effect: TypeAlias = StartReplica | KillReplica | Say | GiveUpRun | JobEnded
+Effect: TypeAlias = StartReplica | KillReplica | Say | JobEnded
 
 
 # Seconds to wait for news of the others, once the run is over or a replica has
@@ -146,9 +129,14 @@ class _Replica:
   began: float = 0.0
   due: float = 0.0
   failures: int = 0
-  # Since it was started last: whether it has joined, and left.
+  # Since it was started last: whether it has joined, and left; the error that has
+  # ended its part in the run, which its program may hide by ending with 0; and "" if
+  # it may do better next time, "refused" if the run would refuse it again, or "final"
+  # if the run has ended with an error.
   joined: bool = False
   left: bool = False
+  failure: str = ""
+  final: str = ""
   # Ever.
   has_joined: bool = False
   # Whether it has failed by itself, and was not killed.
@@ -230,13 +218,18 @@ class Supervisor:
     """A replica has joined the run."""
     replica = self._replicas[number]
     replica.joined = replica.has_joined = True
-    replica.left = False
+    replica.left, replica.failure = False, ""
     # Some may have ended well before anybody joined.
     return self._conclude(self._check_enough())
 
   def left(self, number: int) -> None:
     """A replica has left the run gracefully."""
     self._replicas[number].left = True
+
+  def failed(self, number: int, reason: str, final: str) -> None:
+    """A replica's part in the run has ended with an error."""
+    replica = self._replicas[number]
+    replica.failure, replica.final = reason, final
 
   def run_over(self, now: float) -> list[Effect]:
     """The run has finished successfully."""
@@ -257,7 +250,7 @@ class Supervisor:
     """A replica's processes have ended."""
     replica = self._replicas[end.replica]
     if not end.code:
-      reason = _ended_with_0(end, replica)
+      reason = _ended_with_0(replica)
       end = dataclasses.replace(end, reason=reason)
     # Those that came too late for the run are no news.
     took_part = replica.joined or not self.over
@@ -279,7 +272,7 @@ class Supervisor:
     """Adds the end, once all replicas have ended; nothing follows it."""
     if self._has_ended:
       return []
-    if any(isinstance(effect, GiveUpRun) for effect in effects):
+    if any(isinstance(effect, JobEnded) for effect in effects):
       self._has_ended = True
     elif all(r.state in _SETTLED for r in self._replicas.values()):
       self._has_ended = True
@@ -293,9 +286,10 @@ class Supervisor:
       return self._explain("The run has ended with an error")
     replicas = self._replicas.values()
     if not (self.over or any(r.has_joined or r.left for r in replicas)):
-      return GiveUpRun(
+      return JobEnded(
+        1,
         f"{_NOBODY} All replicas of this host have ended with exit code 0, and"
-        " whatever they have computed, each has done for itself."
+        " whatever they have computed, each has done for itself.",
       )
     # One that was killed after the run, with all steps committed, changes nothing
     # if another one has come to the end of its program.
@@ -343,13 +337,13 @@ class Supervisor:
       if replica.joined:  # The others came too late to take part.
         self._codes.append(code)
       return []
-    if end.final:
+    if replica.final:
       replica.state, replica.first = State.ABSENT, (now, end)
-      self._failed_run |= end.final == "final"
-      if end.final == "refused":
+      self._failed_run |= replica.final == "final"
+      if replica.final == "refused":
         return [self._explain("The run refuses a replica of this host", True)]
       return []  # The others are told the same.
-    if not (code or replica.joined or end.failure):
+    if not (code or replica.joined or replica.failure):
       # If it were started again, it would end in the same way.
       replica.state, replica.first = State.ABSENT, (now, end)
       return self._check_enough() if self.has_begun else []
@@ -384,6 +378,7 @@ class Supervisor:
         replica.restarts += 1
         replica.state, replica.began = State.RUNNING, now
         replica.joined = replica.left = False
+        replica.failure = replica.final = ""
         count = f"restart {self._restarts} of {most}"
         effects.append(Say(f"replica {number} starts again ({count})"))
         effects.append(StartReplica(number, replica.restarts))
@@ -404,7 +399,7 @@ class Supervisor:
       return []
     return [self._explain(f"{left} replicas are left of {needed} needed")]
 
-  def _explain(self, what: str, corrigible: bool = False) -> GiveUpRun:
+  def _explain(self, what: str, corrigible: bool = False) -> JobEnded:
     """Names the replica because of which the run can't go on here."""
     states = State.WAITING, State.ABSENT
     down = [r for r in self._replicas.values() if r.state in states]
@@ -422,7 +417,7 @@ class Supervisor:
       if corrigible
       else "\nTo go on, start the job again from its last checkpoint."
     )
-    return GiveUpRun(text, exit_code(cause.code) or 1, corrigible)
+    return JobEnded(exit_code(cause.code) or 1, text, corrigible)
 
 
 def _pause(failures: int, code: int) -> float:
@@ -439,10 +434,10 @@ def _pause(failures: int, code: int) -> float:
   return max(settle, min(longest, shortest * 2.0 ** min(failures - 2, 30)))
 
 
-def _ended_with_0(end: ReplicaEnded, replica: _Replica) -> str:
+def _ended_with_0(replica: _Replica) -> str:
   """How a replica has ended, as seen from the run."""
-  if end.failure:
-    return f"has ended with exit code 0 after an error ({end.failure})"
+  if replica.failure:
+    return f"has ended with exit code 0 after an error ({replica.failure})"
   if replica.joined and not replica.left:
     return "ended with exit code 0, and has not left the run"
   return "ended with exit code 0" + (

@@ -45,8 +45,8 @@ class PeerLost(Struct):
 
   Attributes:
     peer: the peer.
-    how: "refused" if it has another secret, run or version; "gone" or "ended" if
-      its process has, since nobody or another one is at its address; "broken" if
+    how: "refused" if it has another secret, run or version; "gone" if its
+      process has ended, since nobody or another one is at its address; "broken" if
       the connection was closed; other kinds (left, silent, unreachable) are
       equivalent to the core.
     reason: human-readable explanation.

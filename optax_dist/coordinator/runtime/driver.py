@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import collections
 import logging
-import math
 import queue
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -93,7 +92,6 @@ class Driver:
       replica,
       self._on_event,
       self._run_pending,
-      lambda: min(self._due, self._check_at),
       self._failed,
     )
     background, call_soon = self.loop.background, self.loop.call_soon
@@ -112,9 +110,8 @@ class Driver:
       self.arrays.states.published, self.enqueue, deadlines.replica
     )
     self._notify_training_loop = False
-    # The core's deadline, as of the last `_run_pending`; and when to look for transfers
-    # that are stuck.
-    self._due, self._check_at = math.inf, 0.0
+    # When to look for transfers that are stuck.
+    self._check_at = 0.0
     self._check_every = deadlines.transfer / 8
     self._effects = self._executed_by()
 
@@ -226,9 +223,10 @@ class Driver:
         self._check_at = now + self._check_every
         self.arrays.check()
         continue
-      self._due = self._core.deadline()
+      due = self._core.deadline()
+      self.loop.due = min(due, self._check_at)
       # Once: what the core waits for may be among the events to poll.
-      if timed or self._due > now:
+      if timed or due > now:
         break
       timed = True
       self._step(inputs.TimePassed())

@@ -24,6 +24,7 @@ class EventLoop:
   Attributes:
     background: does slow work in a thread of its own.
     closing: why it ends; "" while it goes on.
+    due: when to call `run_pending` at the latest; by the transport's clock.
     posted: what it has yet to run.
   """
 
@@ -33,7 +34,6 @@ class EventLoop:
     replica: int | str,
     handle: Callable[[transports.Event], None],
     run_pending: Callable[[], None],
-    until: Callable[[], float],
     failed: Callable[[BaseException], None],
   ):
     """Creates it; nothing happens before `start`.
@@ -43,13 +43,12 @@ class EventLoop:
       replica: the replica's id.
       handle: handles an event of the transport.
       run_pending: does what follows from events, and from what was posted.
-      until: when to call `run_pending` at the latest; by the transport's clock.
       failed: called with an error that ends it.
     """
     self.closing = ""
     self._endpoint, self._replica = endpoint, replica
     self._handle, self._run_pending = handle, run_pending
-    self._until, self._failed = until, failed
+    self.due, self._failed = 0.0, failed
     name = f"optax-dist-{replica}"
     self.background = background.Background(f"{name}-work", self.call_soon)
     target = threads.in_this_precision(self._run)
@@ -108,7 +107,7 @@ class EventLoop:
       while not self.closing:
         timeout = 0.0
         if not self.posted:
-          timeout = max(0.0, self._until() - transport.now())
+          timeout = max(0.0, self.due - transport.now())
         for event in transport.poll(timeout):
           self._handle(event)
         self._run_pending()

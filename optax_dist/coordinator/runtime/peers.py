@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 
 from optax_dist.coordinator.protocol import inputs, liveness
 from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.transport import interface as transports
 
-_log = logging.getLogger("optax_dist.coordinator")
 # Seconds for which a coordinator may be silent before it is known how long it is.
 _SILENT = 7.0
 
@@ -61,13 +59,6 @@ class Peers:
   def lost(self, event: transports.PeerLost) -> inputs.PeerLost:
     """One is lost: what the core must know of it."""
     peer, how, reason = event.peer, event.how, event.reason
-    if how == "ended":
-      _log.warning(
-        "%s has ended (%s). If it has not, two processes tell others the"
-        " same address: see ports= and advertise=.",
-        peer,
-        reason,
-      )
     self._near.pop(peer, None)
     if peer == endpoints.COORDINATOR:
       self._endpoint.revive(how)

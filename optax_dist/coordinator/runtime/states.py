@@ -93,7 +93,8 @@ class State:
     finally:
       self.is_ready = True
       self._pending.release()
-      self._run_actions()
+      if self._actions:
+        self._run_actions()
 
   def defer(
     self,

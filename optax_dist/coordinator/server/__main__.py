@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import math
 import os
 import pathlib
 import signal
@@ -33,35 +32,48 @@ _DRAINED, _CUT_OFF = 1.0, 60.0
 
 
 class _Owner:
-  """Whoever has started it: when to end, and what is printed for them."""
+  """Whoever has started it: when to end, and what they are told."""
 
-  def __init__(self, settings: Settings):
-    self.ended, self.drained = threading.Event(), threading.Event()
+  def __init__(self, parent: int | None, channel: int | None):
+    self.drained = threading.Event()
+    self._ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-      signal.signal(number, lambda *_: self.ended.set())
-    if settings.lifeline:
-      threading.Thread(target=self._watch, daemon=True).start()
-    self._next_beat = 0.0 if settings.beats else math.inf
-    if settings.beats:
-      os.set_blocking(sys.stdout.fileno(), False)
+      signal.signal(number, lambda *_: self._ended.set())
+    # From its launcher: it ends once it has no members.
+    signal.signal(signal.SIGUSR1, lambda *_: self.drained.set())
+    self._parent, self._channel = parent, channel
+    self._next_beat = 0.0
+    if channel is not None:
+      os.set_blocking(channel, False)
+
+  @property
+  def has_ended(self) -> bool:
+    """Whether it is to end at once."""
+    orphaned = self._parent is not None and os.getppid() != self._parent
+    return orphaned or self._ended.is_set()
+
+  def ready(self, address: object) -> None:
+    """Says that it can be called."""
+    if self._channel is None:
+      print(f"{process.READY}{address}", flush=True)
+    self.beat()
 
   def beat(self) -> None:
-    """Prints a line, unless one was printed a moment ago."""
-    if time.monotonic() < self._next_beat:
+    """Tells its launcher, unless it did a moment ago, that its event loop turns."""
+    if self._channel is None or time.monotonic() < self._next_beat:
       return
     self._next_beat = time.monotonic() + _POLL_SECONDS
     # Not while it is full: whoever reads it may have been stopped.
     with contextlib.suppress(OSError):
-      os.write(sys.stdout.fileno(), f"{process.BEAT}\n".encode())
-
-  def _watch(self) -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-      self.drained.set()
-    # Immediately: the parent is gone, and so is the job.
-    os._exit(0)
+      os.write(self._channel, b'{"event": "beat"}\n')
 
 
-def run(settings: Settings, secret: bytes, store: str | None) -> int:
+def run(
+  settings: Settings,
+  secret: bytes,
+  store: str | None,
+  channel: int | None = None,
+) -> int:
   """Runs a coordinator until it is told to end.
 
   Args:
@@ -69,17 +81,19 @@ def run(settings: Settings, secret: bytes, store: str | None) -> int:
     secret: the job's secret.
     store: a URL of etcd, where log, lease and address are; None for a log in a
       file.
+    channel: the file on which it tells its launcher that it is alive; None for
+      none.
 
   Returns:
     The exit code.
   """
-  owner = _Owner(settings)
+  owner = _Owner(settings.parent, channel)
   try:
     if store is None:
       _coordinate(settings, secret, None, owner)
       return 0
     lease = places.load("lease").Lease(store, secret)
-    print(f"{process.READY}{lease.where}", flush=True)
+    owner.ready(lease.where)
     try:
       if _acquire(lease, owner):
         _coordinate(settings, secret, lease, owner)
@@ -95,7 +109,7 @@ def run(settings: Settings, secret: bytes, store: str | None) -> int:
 def _acquire(lease: Any, owner: _Owner) -> bool:
   """Waits for the lease of the coordinator; returns whether it has it."""
   before = ""
-  while not (owner.ended.is_set() or owner.drained.is_set()):
+  while not (owner.has_ended or owner.drained.is_set()):
     if lease.acquire():
       return True
     if lease.trouble and lease.trouble != before:
@@ -124,7 +138,6 @@ def _coordinate(
   port, bind = settings.port, settings.bind
   if lease is None:
     bind = bind or "127.0.0.1"
-    port = process.PORT if port is None else port
   transport = sockets.Transport(
     driver.NAME,
     secret=secret,
@@ -153,11 +166,10 @@ def _coordinate(
   server = driver.Server(transport, open_log, settings.journal)
   if lease is None:
     # Behind the comma is a socket of this process, not of the next one.
-    address = transport.address.partition(",")[0]
-    print(f"{process.READY}{address}", flush=True)
+    owner.ready(transport.address.partition(",")[0])
   else:
     lease.announce(transport.address)
-  while not (owner.ended.is_set() or _is_left(server, settings.idle, owner)):
+  while not (owner.has_ended or _is_left(server, settings.idle, owner)):
     if lease is not None:
       lease.check()
     server.poll(_POLL_SECONDS)
@@ -184,5 +196,6 @@ if __name__ == "__main__":
       msgspec.json.decode(sys.argv[1], type=Settings),
       bytes.fromhex(os.environ.get(process.SECRET_VARIABLE, "")),
       os.environ.get(process.STORE_VARIABLE) or None,
+      int(os.environ.get(process.CHANNEL_VARIABLE) or 0) or None,
     )
   )

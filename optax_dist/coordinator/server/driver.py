@@ -256,15 +256,18 @@ class Server:
     if history.job is None:
       return  # There is no run yet.
     described = self._journal_path or history.job.journal, history.job.about
-    if run.journal is None or run.described != described:
+    if run.described != described:
       if run.journal is not None:
         run.journal.close()  # It was that of another job.
       path, about = run.described = described
-      run.journal = journal_lines.JournalLines(
-        path or None, msgspec.json.decode(about)
-      )
-      run.journal.open([journal_events.committed(c) for c in history.recent])
-    run.journal.write(note)
+      run.journal = None
+      if path:
+        recent = [journal_events.committed(c) for c in history.recent]
+        run.journal = journal_lines.JournalLines(
+          path, msgspec.json.decode(about), recent
+        )
+    if run.journal is not None:
+      run.journal.write(note)
 
 
 def serve(transport: sockets.Transport, ended: threading.Event) -> None:

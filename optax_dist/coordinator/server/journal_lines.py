@@ -33,26 +33,20 @@ class JournalLines:
 
   def __init__(
     self,
-    path: str | os.PathLike[str] | None,
+    path: str,
     describe: Mapping[str, Any],
+    commits: Sequence[journal_events.Commit] = (),
   ):
-    """Creates the writer, without opening the file.
+    """Opens the file, if possible, and writes the commits missing from it.
 
     Args:
-      path: the file; None for no journal.
-      describe: fields of a run's first line besides its step.
-
-    Raises:
-      ValueError: a field is not a JSON value.
+      path: the file.
+      describe: fields of a run's first line besides its step, from JSON.
+      commits: the latest ones.
     """
-    if path is not None:
-      # Otherwise it would fail in the coordinator's event loop, and end the run.
-      for name, value in describe.items():
-        journal.to_json(name, value)
     self._path = path
     self._describe = describe
     self._file: journal.Journal | None = None
-    self._opened = False
     # What is not in the file yet, with the time of this process's clock.
     self._waiting: collections.deque[tuple[float, journal_events.Record]] = (
       collections.deque()
@@ -60,16 +54,12 @@ class JournalLines:
     self._lost = 0
     # When the file could last be written; None while it can.
     self._failing: float | None = None
-
-  def open(self, commits: Sequence[journal_events.Commit]) -> None:
-    """Opens the file, if possible, and writes the commits missing from it."""
-    self._opened = self._path is not None
     for commit in commits:
       self._add(commit)
     self._flush()
 
   def write(self, note: journal_events.Record) -> None:
-    """Writes the line of a note, if there is a journal."""
+    """Writes the line of a note."""
     self._add(note)
     self._flush()
 
@@ -80,24 +70,18 @@ class JournalLines:
       _log.warning("%d lines are missing from the journal.", missing)
     if self._file is not None:
       self._file.close()
-    self._file, self._failing, self._lost = None, None, 0
-    self._opened = False
-    self._waiting.clear()
 
   def _add(self, note: journal_events.Record) -> None:
-    if self._opened:
-      self._waiting.append((time.monotonic(), note))
-      if len(self._waiting) > _MOST_WAITING:
-        self._waiting.popleft()
-        self._lost += 1
+    self._waiting.append((time.monotonic(), note))
+    if len(self._waiting) > _MOST_WAITING:
+      self._waiting.popleft()
+      self._lost += 1
 
   def _flush(self) -> None:
     """Writes what waits, as far as the file takes it."""
-    if not self._opened:
-      return
     try:
       if self._file is None:
-        self._file = journal.Journal(str(self._path))
+        self._file = journal.Journal(self._path)
       while self._waiting:
         self._write(self._file, *self._waiting[0])
         self._waiting.popleft()

@@ -19,14 +19,14 @@ from optax_dist.coordinator.transport import addresses, tls
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
 STORE_VARIABLE = "OPTAX_DIST_STORE"
-# Printed before its address, and again and again while its event loop turns.
-READY, BEAT = "ready ", "beat"
+# The number of the file on which it tells its launcher that it is alive.
+CHANNEL_VARIABLE = "OPTAX_DIST_CHANNEL"
+# Printed before its address.
+READY = "ready "
 # Seconds until it is ready, and until it has ended.
-_START_SECONDS, _STOP_SECONDS = 60.0, 5.0
-
+START_SECONDS, _STOP_SECONDS = 60.0, 5.0
 
 #: The exit code of one that finds another process at its port.
 TAKEN = 98
@@ -42,29 +42,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
   Attributes:
     bind: the host or address to listen on; None for loopback, or with a log in
       etcd for what its servers reach.
-    port: the port; 0 for any free one; None for `PORT`, or with a log in etcd for
-      any.
+    port: the port; 0 for any free one.
     advertise: the host that others connect to, if it isn't `bind`.
     log: its log, which it continues if there is one; None for a file in the
       folder of temporary files that belongs to the port.
     journal: the file that it writes events to; None for that of its members.
     certificates: encrypt all traffic that leaves this host.
     idle: seconds without a member after which it exits by itself.
-    lifeline: whether it exits when its standard input ends, and once it has no
-      members when there is something to read.
-    beats: whether it prints a line `BEAT` again and again, as long as its event
-      loop turns.
+    parent: the process with which it ends, if that has started it; None for none.
   """
 
   bind: str | None = None
-  port: int | None = None
+  port: int = 0
   advertise: str | None = None
   log: str | None = None
   journal: str | None = None
   certificates: tls.Certificates | None = None
   idle: float | None = None
-  lifeline: bool = False
-  beats: bool = False
+  parent: int | None = None
 
   @classmethod
   def at(cls, address: str) -> Settings:
@@ -86,83 +81,17 @@ class CoordinatorProcess:
   """A process that runs a coordinator; a context manager that stops it.
 
   Attributes:
-    address: address that its members connect to, or the URL of etcd; "" until it
-      is ready.
     process: the process.
+    address: address that its members connect to, or the URL of etcd.
   """
 
-  def __init__(
-    self,
-    settings: Settings,
-    secret: bytes,
-    store: str | None = None,
-    env: Mapping[str, str] | None = None,
-  ):
-    """Starts one; see `start`. Whoever starts it reads its output."""
-    self.address = ""
-    # Paths may be given, too.
-    text = msgspec.json.encode(settings, enc_hook=os.fspath).decode()
-    self.process = subprocess.Popen(
-      [sys.executable, "-m", __package__, text],
-      # Not on the command line, which other users of the host can read.
-      env={
-        **os.environ,
-        **(env or {}),
-        SECRET_VARIABLE: secret.hex(),
-        STORE_VARIABLE: store or "",
-      },
-      stdin=subprocess.PIPE if settings.lifeline else subprocess.DEVNULL,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      bufsize=0,  # What was not read yet must be seen by `poll`.
-      start_new_session=True,  # Ctrl-C is handled by the parent.
-    )
-    self._started_by = os.getpid()
-
-  def wait_until_ready(self) -> None:
-    """Reads its output until it is ready; stops it if it never is.
-
-    Raises:
-      PortTaken: another process listens there.
-      RuntimeError: it has exited; the message is what it said.
-      TimeoutError: it is not ready in time.
-    """
-    late = threading.Event()
-
-    def give_up() -> None:
-      late.set()
-      self.process.kill()
-
-    watchdog = threading.Timer(_START_SECONDS, give_up)
-    watchdog.start()
-    printed = ""
-    assert self.process.stdout is not None
-    try:
-      for raw in self.process.stdout:
-        line = raw.decode(errors="replace")
-        if line.startswith(READY):
-          self.address = line.removeprefix(READY).strip()
-          return
-        printed += line
-    finally:
-      watchdog.cancel()
-      if not self.address:
-        self.stop()
-        self.process.stdout.close()
-    printed = printed.strip()
-    if late.is_set():
-      raise TimeoutError(
-        f"The coordinator was not ready in {_START_SECONDS:g} s. {printed}"
-      )
-    code = self.process.wait()
-    printed = printed or f"The coordinator ended with {code}."
-    raise (PortTaken if code == TAKEN else RuntimeError)(printed)
+  def __init__(self, process: subprocess.Popen[bytes], address: str):
+    self.process, self.address = process, address
 
   def stop(self) -> None:
-    """Stops it; its members are notified. In a forked child it does nothing."""
-    if os.getpid() == self._started_by:
-      self.process.terminate()
-      self.kill(_STOP_SECONDS)
+    """Stops it; its members are notified."""
+    self.process.terminate()
+    self.kill(_STOP_SECONDS)
 
   def kill(self, timeout: float = 0.0) -> None:
     """Ends it at once, as if it had died.
@@ -174,22 +103,29 @@ class CoordinatorProcess:
       self.process.wait(timeout)
     self.process.kill()
     self.process.wait()
-    if self.process.stdin is not None:
-      with contextlib.suppress(OSError):
-        self.process.stdin.close()
-
-  def drain(self) -> None:
-    """Makes it exit once it has no members; not if it was started with `idle`."""
-    assert self.process.stdin is not None
-    with contextlib.suppress(OSError):
-      self.process.stdin.write(b"drain\n")
-      self.process.stdin.flush()
 
   def __enter__(self) -> CoordinatorProcess:
     return self
 
   def __exit__(self, *error: object) -> None:
     self.stop()
+
+
+def command(settings: Settings) -> list[str]:
+  """The command line that runs a coordinator, in an environment of `variables`."""
+  # Paths may be given, too.
+  text = msgspec.json.encode(settings, enc_hook=os.fspath).decode()
+  return [sys.executable, "-m", __package__, text]
+
+
+def variables(secret: bytes, store: str | None) -> dict[str, str]:
+  """What must not be on the command line, which other users of the host can read.
+
+  Args:
+    secret: the job's secret.
+    store: a URL of etcd; None for a log in a file.
+  """
+  return {SECRET_VARIABLE: secret.hex(), STORE_VARIABLE: store or ""}
 
 
 def start(
@@ -212,21 +148,79 @@ def start(
     **settings: fields of `Settings`.
 
   Raises:
-    PortTaken, RuntimeError, TimeoutError: see
-      `CoordinatorProcess.wait_until_ready`.
+    PortTaken: another process listens there.
+    RuntimeError: it has exited; the message is what it said.
+    TimeoutError: it is not ready in time.
   """
-  lifeline = settings.get("idle") is None
-  made = CoordinatorProcess(
-    Settings(**settings, lifeline=lifeline), secret, store, env
+  if settings.get("idle") is None:
+    settings["parent"] = os.getpid()
+  process = subprocess.Popen(
+    command(Settings(**settings)),
+    env={
+      **os.environ,
+      **(env or {}),
+      **variables(secret, store),
+      # That of this process's launcher is not inherited.
+      CHANNEL_VARIABLE: "",
+    },
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    start_new_session=True,  # Ctrl-C is handled by the parent.
   )
-  made.wait_until_ready()
+  made = CoordinatorProcess(process, _address(process))
   threading.Thread(
     target=_pass_on,
-    args=(made.process,),
+    args=(process,),
     name="optax-dist-coordinator-output",
     daemon=True,
   ).start()
   return made
+
+
+def _address(process: subprocess.Popen[bytes]) -> str:
+  """Reads what it prints until it says where it is; ends it if it never does."""
+  late = threading.Event()
+
+  def give_up() -> None:
+    late.set()
+    process.kill()
+
+  watchdog = threading.Timer(START_SECONDS, give_up)
+  watchdog.start()
+  printed = ""
+  assert process.stdout is not None
+  try:
+    for raw in process.stdout:
+      line = raw.decode(errors="replace")
+      if line.startswith(READY):
+        return line.removeprefix(READY).strip()
+      printed += line
+  finally:
+    watchdog.cancel()
+  process.stdout.close()
+  code = process.wait()
+  raise not_ready(None if late.is_set() else code, printed)
+
+
+def not_ready(code: int | None, printed: str) -> Exception:
+  """The error of one that was never ready.
+
+  Args:
+    code: of its end; None for one that took too long.
+    printed: what it has said.
+  """
+  if code is None:
+    return TimeoutError(
+      f"The coordinator was not ready in {START_SECONDS:g} s. {printed.strip()}"
+    )
+  text = printed.strip() or f"The coordinator ended with {code}."
+  if code != TAKEN:
+    return RuntimeError(text)
+  return PortTaken(
+    f"{text} Most likely another job has this address, or another launcher has"
+    " --node-rank 0 of this one."
+  )
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> None:

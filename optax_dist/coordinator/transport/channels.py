@@ -25,12 +25,12 @@ class Plain:
   Attributes:
     sock: the socket.
     drains: whether a short read means that there is nothing more to read.
-    reads_when_writable: whether reading waits until the socket is writable.
-    writes_when_readable: the converse; both occur only with TLS.
+    writes_when_readable: whether writing waits until the socket is readable, as in
+      the handshake of TLS.
   """
 
   drains = True
-  reads_when_writable = writes_when_readable = False
+  writes_when_readable = False
 
   def __init__(self, sock: socket.socket):
     self.sock = sock
@@ -68,13 +68,10 @@ class Tls(Plain):
     return self.sock.pending()
 
   def receive(self, room: Sequence[memoryview]) -> int | None:
-    self.reads_when_writable = self.writes_when_readable = False
+    self.writes_when_readable = False
     try:
       return self.sock.recv_into(room[0])
-    except ssl.SSLWantReadError:
-      return None
-    except ssl.SSLWantWriteError:
-      self.reads_when_writable = True
+    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
       return None
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
       return 0

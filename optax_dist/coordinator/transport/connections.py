@@ -192,7 +192,7 @@ class Connections:
         code = link.open(self._contexts, self._limits.silence.ceiling)
         if code:
           self.dialer.unconnected(link, code)
-      elif mask & READ or link.channel.reads_when_writable:
+      elif mask & READ:
         self._read(link)
       if not link.closed:
         try:

@@ -33,6 +33,7 @@ class Dial:
     met: whether the peer is known to have listened there.
     reason: why the last attempt failed.
     refusals: endpoints in a row that refused the connection.
+    link: the attempt that is under way, if there is one.
   """
 
   def __init__(
@@ -56,6 +57,7 @@ class Dial:
     self.until, self.at, self.key, self.met = until, now, key, met
     self.reason = "no attempt has ended yet"
     self.refusals = 0
+    self.link: Link | None = None
     self._ways: Sequence[addresses.Endpoint]
     self._find: Callable[[], str] | None
     self._ways, self._find = ((), ways) if callable(ways) else (ways, None)
@@ -116,7 +118,7 @@ class Dial:
       return None
     if self._refusal:
       return "refused", self._refusal
-    if how == "ended" and self._find is None:
+    if how == "gone" and self._find is None:
       return how, reason
     if self._find is None and self.refusals >= self._index and self.met:
       # A process listens at its own address for as long as it lives.
@@ -179,8 +181,6 @@ class Dialer:
     self._poller, self._now, self._lost = poller, now, lost
     self._memories = memories
     self._dials: dict[str, Dial] = {}
-    # Attempts that are under way.
-    self._links: dict[str, Link] = {}
     # When to call those again that have refused.
     self._refused: dict[str, float] = {}
 
@@ -206,47 +206,47 @@ class Dialer:
 
   def stop(self, peer: str, kept: Link | None = None) -> None:
     """Stops dialing a peer; closes the attempt under way, if it is not kept."""
-    self._dials.pop(peer, None)
-    link = self._links.pop(peer, None)
-    if link is not None and link is not kept:
-      link.close()
+    dial = self._dials.pop(peer, None)
+    if dial is not None and dial.link not in (None, kept):
+      dial.link.close()
 
   def trouble(self, peer: str) -> str:
     """Why a peer is not connected yet; "" if nothing is known."""
-    dial, link = self._dials.get(peer), self._links.get(peer)
+    dial = self._dials.get(peer)
     if dial is None:
       return ""
-    if link is not None and link.channel is not None:
-      return link.explain_silence()
+    if dial.link is not None and dial.link.channel is not None:
+      return dial.link.explain_silence()
     return dial.reason
 
   def due(self) -> float:
     """When to call `check` at the latest."""
-    if not (self._dials or self._links):  # As in most turns.
+    if not self._dials:  # As in most turns.
       return float("inf")
-    times = [dial.until for dial in self._dials.values()]
-    times += [link.until for link in self._links.values()]
-    times += [d.at for p, d in self._dials.items() if p not in self._links]
-    return min(times, default=float("inf"))
+    return min(
+      min(dial.until, dial.at if dial.link is None else dial.link.until)
+      for dial in self._dials.values()
+    )
 
   def check(self, now: float) -> None:
     """Begins the attempts that are due, and gives up those that took too long."""
-    for link in list(self._links.values()):
-      if now >= link.until:
-        self.failed(link, "broken", link.explain_silence())
     for peer, dial in list(self._dials.items()):
-      if now >= dial.until:
+      link = dial.link
+      if link is not None and now >= link.until:
+        self.failed(link, "broken", link.explain_silence())
+      elif now >= dial.until:
         within = f"no connection within {self._limits.connect:g} s"
         self._lost(peer, "unreachable", f"{within}; last: {dial.reason}")
-      elif now >= dial.at and peer not in self._links:
+      elif now >= dial.at and dial.link is None:
         self._attempt(peer, dial)
 
   def failed(self, link: Link, how: interface.How, reason: str) -> None:
     """An attempt has failed: another one follows, or the peer is lost."""
     link.close()
-    if self._links.get(link.peer) is link:
-      del self._links[link.peer]
-      self._again(link.peer, self._dials[link.peer], how, reason)
+    dial = self._dials.get(link.peer)
+    if dial is not None and dial.link is link:
+      dial.link = None
+      self._again(link.peer, dial, how, reason)
 
   def unconnected(self, link: Link, code: int) -> None:
     """The socket of an attempt could not be connected."""
@@ -257,8 +257,9 @@ class Dialer:
 
   def close(self) -> None:
     """Closes the sockets of all attempts, without a word."""
-    for link in self._links.values():
-      link.sock.close()
+    for dial in self._dials.values():
+      if dial.link is not None:
+        dial.link.sock.close()
 
   def _attempt(self, peer: str, dial: Dial) -> None:
     try:
@@ -277,7 +278,7 @@ class Dialer:
       # None can be this place, no IPv6 here, or out of descriptors or memory.
       self._again(peer, dial, "unreachable", f"{way}: {error}")
       return
-    self._links[peer] = link
+    dial.link = link
     if code == errno.EAGAIN and link.is_local:
       self.failed(link, "unreachable", f"{way}: its backlog is full")
     elif code not in (0, errno.EINPROGRESS):

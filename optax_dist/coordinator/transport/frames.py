@@ -82,8 +82,7 @@ class Frames:
     Raises:
       Faulty: it is wrong.
     """
-    if self.keys is None:
-      return
+    assert self.keys is not None
     right = self._tag(self.keys[1], self._checked, head + body)
     self._checked += 1
     if not hmac.compare_digest(right, tag):

@@ -40,10 +40,10 @@ class Refused(ConnectionError):
   """The other side was rejected, or rejects this one; the message says why.
 
   Attributes:
-    how: the peer is lost: "ended" if another process is at its address.
+    how: the peer is lost: "gone" if another process is at its address.
   """
 
-  def __init__(self, reason: str, how: Literal["refused", "ended"] = "refused"):
+  def __init__(self, reason: str, how: Literal["refused", "gone"] = "refused"):
     super().__init__(reason)
     self.how = how
 
@@ -187,8 +187,11 @@ class Handshake:
     if kind == _REFUSE:
       reason = body.decode(errors="replace")
       if reason == _not_here(self._wanted):
-        why = f"another process is at its address ({reason})"
-        raise Refused(why, "ended")
+        why = (
+          f"another process is at its address ({reason}). If it has not ended, two"
+          " tell others the same address: see ports= and advertise="
+        )
+        raise Refused(why, "gone")
       raise Refused(f"it refused: {reason!r}")
     if kind != self._expected:
       raise Refused("it sent another part of the handshake than was due")

@@ -36,9 +36,8 @@ How: TypeAlias = Literal[
   "broken",  # The connection was closed or reset: most likely it died.
   "silent",  # No byte for `Limits.silence`: stopped, or cut off.
   "unreachable",  # No connection could be made within `Limits.connect`.
-  "gone",  # Its address refuses connections: its process has ended.
+  "gone",  # Its process has ended: its address is free, or another one's.
   "refused",  # It has another secret, run or version.
-  "ended",  # Another process is at its address.
   "faulty",  # It violated the protocol.
   "overflow",  # It did not read, and too much was queued for it.
   "replaced",  # It has reconnected; a `PeerUp` follows.

@@ -62,6 +62,7 @@ class Link:
     last_read: when a byte was read last.
     sent: when a byte was written last.
     leaving: whether it is closed once its output is written.
+    closed: whether its socket is closed.
   """
 
   def __init__(
@@ -93,18 +94,13 @@ class Link:
     self.source = self.peer = ""
     self.memory: Memory | None = None
     self.last_read = self.sent = 0.0
-    self.leaving = False
+    self.leaving = self.closed = False
     self._mask, self._poller, self._now = mask, poller, now
     try:
       poller.watch(sock, mask, self)
     except OSError:
       sock.close()
       raise
-
-  @property
-  def closed(self) -> bool:
-    """Whether its socket is closed."""
-    return self.sock.fileno() < 0
 
   @property
   def is_local(self) -> bool:
@@ -172,13 +168,14 @@ class Link:
     if done:
       self.sent = self._now()
     more = (blocked and not channel.writes_when_readable) or done >= _TURN
-    mask = READ | (WRITE if more or channel.reads_when_writable else 0)
+    mask = READ | (WRITE if more else 0)
     if mask != self._mask and not self.closed:
       self._mask = mask
       self._poller.change(self.sock, mask, self)
 
   def close(self) -> None:
     """Closes its socket."""
+    self.closed = True
     self._poller.unwatch(self.sock)
     with contextlib.suppress(OSError):
       # A forked process may hold it too.

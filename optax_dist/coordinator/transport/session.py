@@ -220,7 +220,8 @@ class Session:
     head = bytes(self._staging[start : start + HEADER.size])
     tag = bytes(self._staging[start + HEADER.size : body])
     text = bytes(self._staging[body:end])
-    self.frames.check(head, tag, text)
+    if tag:
+      self.frames.check(head, tag, text)
     self._start = end
     self._handle(kind, number, text)
     return 0

@@ -383,7 +383,7 @@ def test_jax_processes_that_ignore_sigterm_are_ended(start):
 
 
 def test_a_coordinator_that_is_never_ready_is_an_error(capsys, monkeypatch):
-  monkeypatch.setattr(process, "_START_SECONDS", 0.0)
+  monkeypatch.setattr(process, "START_SECONDS", 0.0)
   assert _launch("--replicas", 1, "--", "true") == 1
   assert "The coordinator was not ready in 0 s." in capsys.readouterr().err
 

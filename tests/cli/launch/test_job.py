@@ -29,7 +29,11 @@ def _job(environ=None, journal=None, **given):
 
 def test_of_several_hosts():
   made = _job(_HOSTS | _SECRET)
-  assert (made.placement.replicas, made.node.rank, made.node.count) == (2, 1, 2)
+  assert (
+    made.placement.replicas,
+    made.placement.rank,
+    made.placement.hosts,
+  ) == (2, 1, 2)
   assert made.settings.secret == "sixteen bytes or more"
   with pytest.raises(errors.CommandError, match="need a secret"):
     _job(_HOSTS)
@@ -49,7 +53,9 @@ def test_a_host_without_the_journal_says_where_it_is(tmp_path, capsys):
     assert metrics == "# nothing has been written to this journal yet\n"
     made = _job(_HOSTS | _SECRET)
     made.note_writer(path)
-    where = f"the run's is on the host of its coordinator, {made.node.address}"
+    where = (
+      f"the run's is on the host of its coordinator, {made.placement.address}"
+    )
     assert where in page.metrics()
     assert all(line[0] == "#" for line in page.metrics().splitlines())
     assert where in page.state()["trouble"]
@@ -63,11 +69,11 @@ def test_a_host_without_the_journal_says_where_it_is(tmp_path, capsys):
 
 
 def test_the_address_of_a_host_with_several_networks_can_be_given():
-  assert _job().node.local_addr is None
-  assert _job(local_addr="127.0.0.2").node.local_addr == "127.0.0.2"
+  assert _job().placement.local_addr is None
+  assert _job(local_addr="127.0.0.2").placement.local_addr == "127.0.0.2"
   told = {"OPTAX_DIST_LOCAL_ADDR": "127.0.0.3"}
-  assert _job(told).node.local_addr == "127.0.0.3"
-  assert _job(told, local_addr="127.0.0.2").node.local_addr == "127.0.0.2"
+  assert _job(told).placement.local_addr == "127.0.0.3"
+  assert _job(told, local_addr="127.0.0.2").placement.local_addr == "127.0.0.2"
   for wrong in ("192.0.2.1", "127.0.0.1:29400", "no such host"):
     with pytest.raises(
       errors.CommandError, match=r"--local-addr.*of this host"

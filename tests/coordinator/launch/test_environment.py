@@ -4,7 +4,6 @@ import pytest
 
 from optax_dist.coordinator.launch.environment import (
   Environment,
-  HostEnvironment,
   ProcessEnvironment,
 )
 
@@ -46,9 +45,8 @@ def test_it_is_read_from_this_process_by_default(monkeypatch):
   monkeypatch.setenv("OPTAX_DIST_REPLICA", "5")
   monkeypatch.setenv("OPTAX_DIST_NODES", "2")
   monkeypatch.setenv("OPTAX_DIST_NUM_REPLICAS", "")  # As if it were not set.
-  assert Environment.read() == Environment()
   assert ProcessEnvironment.read() == ProcessEnvironment(replica=5)
-  assert HostEnvironment.read() == HostEnvironment(nodes=2)
+  assert Environment.read() == Environment(nodes=2)
 
 
 @pytest.mark.parametrize(

@@ -99,33 +99,6 @@ def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
   assert made.said[-1] == "replica 1 failed"
 
 
-def test_when_stopped_nobody_starts_and_the_code_is_the_signals():
-  made = _Made(3)
-  made.ended(1.0, 0, 1)
-  made.machine.stop(15, 1.1)
-  assert made.tick(99.0) == []
-  assert made.ended(99.0, 1, 0) == []
-  said = len(made.said)
-  assert made.ended(99.0, 2, -15) == [sup.JobEnded(143)]
-  assert len(made.said) == said
-
-
-def test_an_hour_without_a_failure_gives_all_restarts_back():
-  made = _Made(2, restarts=2)
-  made.joined(1.0, 0)
-  now = 10.0
-  for restarts in (1, 2):
-    now += 1000.0
-    again = [sup.StartReplica(1, restarts)]
-    assert made.ended(now, 1, -9) == again
-  now += 3600.0
-  assert made.ended(now, 1, -9) == [sup.StartReplica(1, 3)]
-  assert made.said[-1] == "replica 1 starts again (restart 1 of 2)"
-  made.ended(now + 1000.0, 1, -9)
-  made.ended(now + 4599.0, 1, -9)  # Almost.
-  assert made.said[-1].endswith("does not start again: no restart is left of 2")
-
-
 def test_a_job_in_which_nobody_joins_is_asked_about_once():
   made = _Made(2)
   assert made.tick(119.0) == []

@@ -157,22 +157,6 @@ def test_those_of_another_authority_are_refused_at_once(place, tmp_path):
   ) in str(error.value)
 
 
-def test_a_coordinator_that_knows_no_such_authority_is_named(
-  place, good, tmp_path
-):
-  files = issued.Authority(tmp_path).issue()
-  both = tmp_path / "both.pem"
-  both.write_text(
-    "".join(pathlib.Path(f.authority).read_text() for f in (good, files))
-  )
-  with pytest.raises(coordinator.JoinRefused) as error:
-    join(place, certificates=dataclasses.replace(files, authority=str(both)))
-  assert (
-    f"it refuses this side's certificate in {files.certificate}: it is not signed"
-    " by the other side's authority"
-  ) in str(error.value)
-
-
 def test_none_where_the_coordinator_has_some_are_named_at_once(place):
   with pytest.raises(
     coordinator.JoinRefused,

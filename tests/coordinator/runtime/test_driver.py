@@ -105,7 +105,7 @@ def test_an_error_names_the_peer_that_could_not_be_reached(driven):
   )
 
 
-@pytest.mark.parametrize("how", ["broken", "unreachable", "ended"])
+@pytest.mark.parametrize("how", ["broken", "unreachable", "left"])
 def test_a_coordinator_that_has_died_is_started_again(world, how):
   """Not one that says goodbye: the job is over then."""
   started = []
@@ -117,7 +117,7 @@ def test_a_coordinator_that_has_died_is_started_again(world, how):
     lost = driver.transports.PeerLost(endpoint.COORDINATOR, how, "it is gone")
     one._on_event(lost)
     assert until(one, one._core, inputs.PeerLost)
-  assert started == ([how] if how != "ended" else [])
+  assert started == ([how] if how != "left" else [])
 
 
 def test_it_says_what_the_core_waits_for(driven):
@@ -156,7 +156,7 @@ def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):
   core.deadline = lambda: 0.0
   one._run_pending()
   assert core.seen == [inputs.TimePassed()]
-  assert one._due == 0.0
+  assert one.loop.due == 0.0
 
 
 def test_peers_learn_what_an_event_loop_has_raised(driven, world):

@@ -94,8 +94,8 @@ def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
 
 
 def test_steps_of_an_earlier_coordinator_have_no_details(tmp_path):
-  lines = journal_lines.JournalLines(tmp_path / "run.jsonl", {"strategy": "s"})
-  lines.open([])
+  path = str(tmp_path / "run.jsonl")
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
   lines.write(journal_events.Run(journal_events.VERSION, "", 0))
   part = entries.Part(1, 0, 0, 0, 0, 1, 1.0)
   for step, told in enumerate((None, (None,), (ONE,))):

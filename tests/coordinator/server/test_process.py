@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -44,7 +45,7 @@ def test_draining_waits_for_the_last_member(tmp_path):
   with process.start(SECRET, port=0, log=tmp_path / "log") as place:
     with join(place) as replica:
       assert replica.step(jnp.ones(2)).accepted
-      place.drain()
+      place.process.send_signal(signal.SIGUSR1)
       assert replica.step(jnp.ones(2)).accepted
       assert place.process.poll() is None
     assert place.process.wait(60.0) == 0

@@ -343,7 +343,7 @@ def test_a_peer_has_ended_if_another_answers_at_its_address(world):
   a.connect("c", world.address("b"))
   (event,) = world.wait_for("a", interface.PeerLost)
   assert event.peer == "c"
-  assert event.how == "ended"
+  assert event.how == "gone"
   assert not world.events["b"]
 
 

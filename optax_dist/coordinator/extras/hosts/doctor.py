@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from optax_dist.coordinator.launch import nodes
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.protocol import codec
@@ -61,13 +60,8 @@ class Checkup(codec.Struct):
   done: bool = False
 
 
-class _Known(codec.Struct):
-  """What host 0 has heard."""
-
-  checkups: tuple[Checkup, ...] = ()
-
-
-_CODEC: codec.Codec[_Known] = codec.Codec(_Known)
+# What a host knows of itself, and host 0 of all.
+_CODEC: codec.Codec[tuple[Checkup, ...]] = codec.Codec(tuple[Checkup, ...])
 
 
 class Finding(NamedTuple):
@@ -92,7 +86,7 @@ def settings(
     environment: that of all replicas.
   """
   flags = {
-    "--nodes": placement.node.count,
+    "--nodes": placement.hosts,
     "--replicas": placement.replicas,
     "--processes-per-replica": placement.processes,
     "--replicas-to-aggregate": environment.replicas_to_aggregate,
@@ -120,7 +114,7 @@ def check_etcd(url: str) -> Finding:
 
 
 def check(
-  node: nodes.Node,
+  placement: Placement,
   equal: tuple[tuple[str, str], ...],
   *,
   secret: bytes,
@@ -130,7 +124,7 @@ def check(
   """Checks this host with all others.
 
   Args:
-    node: this host.
+    placement: what runs where.
     equal: see `settings`.
     secret: the secret of the job.
     certificates: the files of this host; None for no encryption.
@@ -139,18 +133,18 @@ def check(
   Yields:
     Each finding as soon as it is known.
   """
-  assert node.address is not None
-  (way,) = addresses.parse(node.address)
+  assert placement.address is not None
+  (way,) = addresses.parse(placement.address)
   with contextlib.ExitStack() as stack:
     # The findings say what the transport would log.
     logger = logging.getLogger("optax_dist")
     stack.callback(logger.setLevel, logger.level)
     logger.setLevel(logging.ERROR)
     try:
-      address = _listen(node, way.host, stack)
+      address = _listen(placement, way.host, stack)
       if certificates is not None:
         tls.check(certificates)
-      meeting = stack.enter_context(_Meeting(node, secret, certificates))
+      meeting = stack.enter_context(_Meeting(placement, secret, certificates))
     except ValueError as error:
       yield Finding(False, f"{error}")
       return
@@ -162,31 +156,29 @@ def check(
       yield Finding(True, f"the certificate in {certificates.certificate} fits")
     yield Finding(True, f"other hosts are to reach this one at {address}")
     process = f"{socket.gethostname()}, process {os.getpid()}"
-    own = Checkup(node.rank, process, equal, address)
-    yield from _meet(node, own, meeting, timeout)
+    own = Checkup(placement.rank, process, equal, address)
+    yield from _meet(placement, own, meeting, timeout)
     if not meeting.reached:
-      yield Finding(False, _unreached(node, meeting.trouble))
+      yield Finding(
+        False,
+        f"Host 0 does not answer at {placement.address}:"
+        f" {meeting.trouble or 'nothing came back'}. It listens there once the same"
+        " command runs on it (--node-rank 0); the secret must be the same there, and"
+        " the authority of certificates, and a firewall must let the port through.",
+      )
 
 
-def _listen(node: nodes.Node, host: str, stack: contextlib.ExitStack) -> str:
+def _listen(
+  placement: Placement, host: str, stack: contextlib.ExitStack
+) -> str:
   """Listens as a replica does; returns the address for other hosts."""
-  bind = node.local_addr
+  bind = placement.local_addr
   if bind is None and addresses.own(None, host) is None:
     bind = host  # A replica has no need of a port then, and a host has.
   made = listening.listen(bind, sockets.DEFAULT_PORTS, None, host, True)
   for socket_ in made.sockets:
     stack.callback(socket_.close)
   return made.address.partition(",")[0]
-
-
-def _unreached(node: nodes.Node, trouble: str) -> str:
-  """Why a host does not reach the others, and what to do."""
-  return (
-    f"Host 0 does not answer at {node.address}: {trouble or 'nothing came back'}."
-    " It listens there once the same command runs on it (--node-rank 0); the"
-    " secret must be the same there, and the authority of certificates, and a"
-    " firewall must let the port through."
-  )
 
 
 class _Meeting:
@@ -200,18 +192,17 @@ class _Meeting:
 
   def __init__(
     self,
-    node: nodes.Node,
+    placement: Placement,
     secret: bytes,
     certificates: tls.Certificates | None = None,
   ):
-    self._node, self._is_first = node, node.rank == 0
+    self._placement, self._is_first = placement, placement.rank == 0
     self.reached, self.trouble = self._is_first, ""
     self.refused = False
     self._known: dict[int, Checkup] = {}
     if self._is_first:
-      assert node.address is not None
-      at = Settings.at(node.address)
-      assert at.port is not None
+      assert placement.address is not None
+      at = Settings.at(placement.address)
       self._transport = sockets.Transport(
         _MEETING,
         secret=secret,
@@ -221,7 +212,7 @@ class _Meeting:
         certificates=certificates,
       )
     else:
-      name = f"{_MEETING}-{node.rank}-{secrets.token_hex(4)}"
+      name = f"{_MEETING}-{placement.rank}-{secrets.token_hex(4)}"
       self._transport = sockets.Transport(
         name, secret=secret, certificates=certificates
       )
@@ -265,18 +256,18 @@ class _Meeting:
 
   def _tell(self, own: Checkup) -> None:
     if self._is_first:
-      known = _CODEC.encode(_Known(tuple(self._known.values())))
+      known = _CODEC.encode(tuple(self._known.values()))
       for peer in self._transport.peers():
         self._transport.send(peer, [known])
       return
     if not self._connected:
-      assert self._node.address is not None
-      self._transport.connect(_MEETING, self._node.address)
-    self._transport.send(_MEETING, [_CODEC.encode(_Known((own,)))])
+      assert self._placement.address is not None
+      self._transport.connect(_MEETING, self._placement.address)
+    self._transport.send(_MEETING, [_CODEC.encode((own,))])
 
-  def _note(self, known: _Known) -> None:
+  def _note(self, checkups: tuple[Checkup, ...]) -> None:
     self.reached = True
-    for checkup in known.checkups:
+    for checkup in checkups:
       before = self._known.get(checkup.host)
       if (
         self._is_first
@@ -288,10 +279,10 @@ class _Meeting:
 
 
 def _meet(
-  node: nodes.Node, own: Checkup, meeting: _Meeting, timeout: float
+  placement: Placement, own: Checkup, meeting: _Meeting, timeout: float
 ) -> Iterator[Finding]:
   """Exchanges checkups with the other hosts until all are done, or too late."""
-  others = set(range(node.count)) - {node.rank}
+  others = set(range(placement.hosts)) - {placement.rank}
   seen: dict[int, Checkup] = {}
   end = time.monotonic() + timeout
   while time.monotonic() < end and not meeting.refused:

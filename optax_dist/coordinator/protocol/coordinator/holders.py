@@ -58,7 +58,7 @@ class Holders:
       how: see `inputs.PeerLost`.
       now: the time.
     """
-    if how in ("gone", "ended"):
+    if how == "gone":
       self._ended.add(process)
     elif how == "unreachable" and process in self._closed:
       self._ended.add(process)  # So has its host.

@@ -2,19 +2,17 @@
 
 import pytest
 
-from optax_dist.coordinator.launch import nodes
-from optax_dist.coordinator.launch.environment import (
-  Environment,
-  HostEnvironment,
-)
+from optax_dist.coordinator.launch import placement
+from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.server.process import Settings
 
 
 def test_replicas_are_shared_out():
   for hosts in range(1, 6):
-    shares = [nodes.Node(r, hosts).share(7) for r in range(hosts)]
-    assert [r for s in shares for r in s.replicas] == list(range(7))
-    sizes = [len(s.replicas) for s in shares]
+    shares = [Placement(7, rank=r, hosts=hosts).here for r in range(hosts)]
+    assert [r for share in shares for r in share] == list(range(7))
+    sizes = list(map(len, shares))
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -27,10 +25,10 @@ def test_processes_of_a_replica_are_shared_out_over_its_hosts(
 ):
   result = {}
   for rank in range(count):
-    share = nodes.Node(rank, count).share(replicas, processes)
-    assert share.processes
-    [replica] = share.replicas
-    result.setdefault(replica, []).extend(share.processes)
+    share = Placement(replicas, processes, rank, count)
+    assert share.processes_here
+    [replica] = share.here
+    result.setdefault(replica, []).extend(share.processes_here)
   assert result == {r: list(range(processes)) for r in range(replicas)}
 
 
@@ -44,17 +42,16 @@ def test_processes_of_a_replica_are_shared_out_over_its_hosts(
 )
 def test_what_can_not_be_shared_out_is_refused(count, given, words):
   with pytest.raises(ValueError, match=words):
-    nodes.Node(0, count).share(*given)
+    Placement(*given, hosts=count)
 
 
 def test_a_host_is_what_its_launcher_was_told():
-  find = lambda **host: nodes.find(HostEnvironment(**host), Environment())
-  assert find(node_rank=1, nodes=2, address="host0:29300") == nodes.Node(
-    1, 2, "host0:29300"
-  )
-  assert find() == nodes.Node()
-  assert find(nodes=1) == nodes.Node()
-  assert find(node_rank=0, nodes=1, address="h:1") == nodes.Node(0, 1, "h:1")
+  find = lambda **host: placement.find(Environment(**host))
+  two = find(node_rank=1, nodes=2, address="host0:29300")
+  assert two == Placement(2, rank=1, hosts=2, address="host0:29300")
+  assert find() == find(nodes=1) == Placement(1)
+  one = find(node_rank=0, nodes=1, address="h:1")
+  assert one == Placement(1, address="h:1")
 
 
 @pytest.mark.parametrize(
@@ -70,9 +67,7 @@ def test_a_host_is_what_its_launcher_was_told():
 def test_what_is_missing_or_wrong_is_named(given, words):
   names = ("node_rank", "nodes", "address")
   with pytest.raises(ValueError, match=words):
-    nodes.find(
-      HostEnvironment(**dict(zip(names, given, strict=True))), Environment()
-    )
+    placement.find(Environment(**dict(zip(names, given, strict=True))))
 
 
 def test_a_coordinator_listens_where_it_can():
