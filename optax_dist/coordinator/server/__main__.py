@@ -148,7 +148,8 @@ def _coordinate(
     advertise=settings.advertise,
     certificates=settings.certificates,
   )
-  path = settings.log or process.default_log(transport.port or 0)
+  default = process.default_log(transport.port or 0)
+  path = pathlib.Path(settings.log or default)
 
   def open_log(name: str) -> logs.Log:
     if lease is not None:
@@ -158,11 +159,10 @@ def _coordinate(
     return logs.Log(logs.FileRecords(of_run))
 
   temporary = settings.log is None and lease is None
-  if lease is None:
+  if temporary or (lease is None and path != default):
     # At a port that was chosen here nobody has started one before, for this job. And
     # replicas start none again at the port of one that has a log of its own.
-    seconds = logs.OLD if temporary and port else 0.0
-    logs.forget_if_old(process.default_log(transport.port or 0), seconds)
+    logs.forget_if_old(default, logs.OLD if temporary and port else 0.0)
   server = driver.Server(transport, open_log, settings.journal)
   if lease is None:
     # Behind the comma is a socket of this process, not of the next one.
@@ -177,7 +177,7 @@ def _coordinate(
   over = server.is_over
   server.close()
   if over and temporary:
-    pathlib.Path(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def _is_left(server: driver.Server, idle: float | None, owner: _Owner) -> bool:

@@ -62,8 +62,12 @@ def test_nobody_waits_for_a_replica_that_dies_with_the_coordinator(tmp_path):
   path = tmp_path / "run.jsonl"
   told = environment.Environment(journal=str(path))
   assert _launcher(tmp_path, "both-die", environment=told).run() == 0
-  lost = [r for r in journal.read(path).records if r["kind"] == "lost"]
+  records = journal.read(path).records
+  lost = [r for r in records if r["kind"] == "lost"]
   assert [(r["replica"], r["step"]) for r in lost] == [(1, 4)]
+  # It has the log, though no folder was chosen for it.
+  epochs = [r["epoch"] for r in records if r["kind"] == "coordinator"]
+  assert epochs == [1]
   assert lost[0]["reason"] == "its process has ended"
 
 
