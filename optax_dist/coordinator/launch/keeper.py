@@ -100,7 +100,7 @@ class Keeper:
 
   def _begin(self, now: float) -> None:
     self._due, self._began, self._looked, self._silent = math.inf, now, now, 0.0
-    self._child = self._start()
+    self._child, self._knows_drain = self._start(), False
 
   @property
   def files(self) -> list[int]:
@@ -124,7 +124,9 @@ class Keeper:
     made.read_prints()
     if made.read():
       self._silent, self._is_ready = 0.0, True
-      if self._drains:  # Now it knows the signal.
+      if self._drains and not self._knows_drain:
+        # Not before it knows the signal, nor while it ends: it would die of it.
+        self._knows_drain = True
         made.signal(signal.SIGUSR1)
     hangs = self._silent >= (
       _SILENCE if self._is_ready else process.START_SECONDS
