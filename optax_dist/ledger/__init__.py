@@ -25,7 +25,7 @@ Example:
   (Lease(holder='b', spans=((2, 4),)),)
   >>> state, _ = ledger.step(state, ledger.Accept("a", ((0, 2),)))
   >>> state, _ = ledger.step(state, ledger.HolderLost("b"))
-  >>> state, _ = ledger.step(state, ledger.Need(1))
+  >>> state, _ = ledger.step(state, ledger.Members({"a": "a"}, need=1))
   >>> state, _ = ledger.step(state, ledger.Commit((("a", ((0, 2),)),)))
   >>> state, leases = ledger.step(state, ledger.Ask("a"))
   >>> leases
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     HolderLost,
     Lease,
     Members,
-    Need,
     Swap,
   )
   from optax_dist.ledger.not_finite import are_bad, is_blocked, swap
@@ -85,7 +84,6 @@ __all__ = [
   "HolderLost",
   "Lease",
   "Members",
-  "Need",
   "Progress",
   "Span",
   "Spans",

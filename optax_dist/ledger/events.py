@@ -110,13 +110,6 @@ class Commit:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Need:
-  """A step takes this many gradients from now on."""
-
-  gradients: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Members:
   """Who takes part from now on.
 
@@ -125,23 +118,16 @@ class Members:
   Attributes:
     replicas: the replica of each holder.
     expected: other replicas that may still come.
+    need: how many gradients a step takes; None for as many as before.
   """
 
   replicas: Mapping[Holder, Holder]
   expected: int = 0
+  need: int | None = None
 
 
 Event: TypeAlias = (
-  Ask
-  | Claim
-  | Accept
-  | Drop
-  | HolderLost
-  | Copy
-  | Swap
-  | Commit
-  | Need
-  | Members
+  Ask | Claim | Accept | Drop | HolderLost | Copy | Swap | Commit | Members
 )
 
 

@@ -213,14 +213,11 @@ def _commit(draft: State, event: ev.Commit) -> None:
     draft.waiting = ()  # All ask for a part of the next step.
 
 
-def _need(draft: State, event: ev.Need) -> None:
-  if event.gradients != draft.need:
-    draft.need = event.gradients
-    draft.limit = limit_of(draft)
-
-
 def _members(draft: State, event: ev.Members) -> None:
   draft.replicas, draft.expected = dict(event.replicas), event.expected
+  if event.need is not None and event.need != draft.need:
+    draft.need = event.need
+    draft.limit = limit_of(draft)
 
 
 def _held(draft: State, holder: ev.Holder) -> Held:
@@ -369,6 +366,5 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
   ev.Copy: _copy,
   ev.Swap: _swap,
   ev.Commit: _commit,
-  ev.Need: _need,
   ev.Members: _members,
 }

@@ -1255,7 +1255,8 @@ class World:
       self.say(f"{process.name} -> {_short(effect)}")
     kind = type(effect)
     if kind is fx.Send:
-      self.send(process, effect.peer, effect.message)
+      for peer in effect.peers:
+        self.send(process, peer, effect.message)
     else:
       name = _METHODS.get(kind)
       if name is None:
@@ -1264,10 +1265,6 @@ class World:
 
   def on_userun(self, process: Process, effect: fx.UseRun) -> None:
     pass
-
-  def on_sendall(self, process: Process, effect: fx.SendAll) -> None:
-    for peer in effect.peers:
-      self.send(process, peer, effect.message)
 
   def on_connect(self, process: Process, effect: fx.Connect) -> None:
     self.connect(process, effect.peer)

@@ -66,14 +66,7 @@ class Disconnect(Struct):
 
 
 class Send(Struct):
-  """Sends a message, never to the sender itself: `Node` handles that."""
-
-  peer: Process
-  message: Message
-
-
-class SendAll(Struct):
-  """Sends one message to several processes, never to the sender itself."""
+  """Sends a message to other processes."""
 
   peers: tuple[Process, ...]
   message: Message
@@ -322,7 +315,6 @@ Effect: TypeAlias = (
   | Connect
   | Disconnect
   | Send
-  | SendAll
   | Append
   | Aggregate
   | Release

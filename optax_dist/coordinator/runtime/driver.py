@@ -293,7 +293,8 @@ class Driver:
     if isinstance(effect.message, messages.Hello):
       phases.reach("joining", self._replica)
     encoded = self._processes.codec.encode(effect.message)
-    self._transport.send(effect.peer, [encoded])
+    for peer in effect.peers:
+      self._transport.send(peer, [encoded])
 
   def _use_run(self, effect: fx.UseRun) -> None:
     self._transport.use_run(effect.nonce.encode())

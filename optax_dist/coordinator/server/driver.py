@@ -188,7 +188,9 @@ class Server:
 
   def _say(self, effects: Sequence[fx.Send]) -> None:
     for effect in effects:
-      self._transport.send(effect.peer, [MESSAGES.encode(effect.message)])
+      encoded = MESSAGES.encode(effect.message)
+      for peer in effect.peers:
+        self._transport.send(peer, [encoded])
 
   def _tell_never_joined(self, name: str) -> None:
     if name in self._runs:
@@ -229,12 +231,8 @@ class Server:
             " coordinator dies now, its replicas bring back what is missing.",
             wrong,
           )
-      case fx.Send(peer, message):
-        self._transport.send(peer, [MESSAGES.encode(message)])
-      case fx.SendAll(peers, message):
-        encoded = MESSAGES.encode(message)
-        for peer in peers:
-          self._transport.send(peer, [encoded])
+      case fx.Send():
+        self._say([effect])
       case fx.Connect(peer, address):
         # One that is not known to live, and has listened there.
         self._called[peer] = run

@@ -367,9 +367,7 @@ class Room:
         self.log.append(record)
         for entry in record.entries:
           self.tell("log", short(entry))
-      case fx.Send(peer, message):
-        self.say(name, (peer,), message)
-      case fx.SendAll(peers, message):
+      case fx.Send(peers, message):
         self.say(name, peers, message)
       case fx.Disconnect(peer):
         self.tell(name, f"disconnects {peer}: {effect.reason}")

@@ -13,8 +13,9 @@ class Replica:
     self.meetings, self.count, self.told = Meetings(), count, {}
 
   def _tell(self, effects):
-    self.told.update((e.peer, e.message) for e in effects)
-    return {e.peer for e in effects}
+    told = {peer: e.message for e in effects for peer in e.peers}
+    self.told |= told
+    return {*told}
 
   def call(self, peer, index, generation="", replica=0, run=""):
     place = "" if index else PLACE

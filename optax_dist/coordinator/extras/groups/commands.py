@@ -87,7 +87,7 @@ WIRE: Codec[Any] = Codec(msg.Message | Input | Effect)
 
 def send(peer: Process, message: Effect | Report) -> fx.Send:
   """Sends an order or a report to another process of the replica."""
-  return fx.Send(peer, message)  # type: ignore[arg-type]
+  return fx.Send((peer,), message)  # type: ignore[arg-type]
 
 
 # Addresses of a replica, which are one text to the core.

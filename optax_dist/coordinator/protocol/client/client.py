@@ -145,7 +145,7 @@ class Client:
         self._receive(peer, message, now)
       case ins.Malformed(peer, error):
         self._out.append(fx.Log(f"{peer} sent nonsense: {error}"))
-        self._out.append(fx.Send(peer, msg.Rejected(error)))
+        self._out.append(fx.Send((peer,), msg.Rejected(error)))
         if peer == self._me.coordinator and self._connection.status == "called":
           self._fail("JoinRefused", _unread("its answer can't be read", error))
       case ins.PeerLost(peer, how, reason):
@@ -196,7 +196,7 @@ class Client:
       self._assignment.lease,
       me.follows,
     )
-    self._out.append(fx.Send(me.coordinator, hello))
+    self._out.append(fx.Send((me.coordinator,), hello))
 
   def _lost(self, how: str, reason: str, now: float) -> None:
     """Handles the loss of the connection, which may be the coordinator's death."""
@@ -271,7 +271,7 @@ class Client:
   def _send(self, message: msg.Message) -> bool:
     """Sends to the coordinator, if it is connected."""
     if self.connected:
-      self._out.append(fx.Send(self._me.coordinator, message))
+      self._out.append(fx.Send((self._me.coordinator,), message))
     return self.connected
 
   # Messages.
@@ -292,7 +292,7 @@ class Client:
       kind = type(message).__name__
       text = f"{kind} of a process that is no coordinator"
       self._out.append(fx.Log(f"{peer} sent a forged message: {text}"))
-      self._out.append(fx.Send(peer, msg.Rejected(text)))
+      self._out.append(fx.Send((peer,), msg.Rejected(text)))
       return
     self._connection.note_message(message, now)
     match message:

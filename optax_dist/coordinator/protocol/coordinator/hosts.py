@@ -30,10 +30,10 @@ class Hosts:
     >>> hosts.called("a", msg.Host("", 0, "", "the first", (0,)))
     []
     >>> hosts.called("b", msg.Host("", 0, "", "the second", (0,)))
-    [Send(peer='a', message=Rival(launcher='the second'))]
+    [Send(peers=('a',), message=Rival(launcher='the second'))]
     >>> (sent,) = hosts.called("a", msg.Host("", 0, "", "the first", (0,)))
-    >>> sent.peer, type(sent.message).__name__
-    ('b', 'Refused')
+    >>> sent.peers, type(sent.message).__name__
+    (('b',), 'Refused')
   """
 
   def __init__(self) -> None:
@@ -60,11 +60,11 @@ class Hosts:
           f"this launcher has {host.options}, and that of rank {rank}"
           f" ({other.launcher}) has {other.options}. Start all with the same"
         )
-        return [fx.Send(peer, msg.Refused(text))]
+        return [fx.Send((peer,), msg.Refused(text))]
     holder = self._here.get(key)
     if holder is not None and holder[0] != peer:
       self._rivals[key] = peer, host
-      return [fx.Send(holder[0], msg.Rival(host.launcher))]
+      return [fx.Send((holder[0],), msg.Rival(host.launcher))]
     self._here[key] = peer, host
     self._reports[key] = NeverJoined(
       host.ended, host.given_up, host.ended_members
@@ -76,7 +76,7 @@ class Hosts:
       f"another launcher has rank {host.rank} of this job ({host.launcher}). Give"
       " each host a --node-rank of its own, or end that one first"
     )
-    return [fx.Send(rival[0], msg.Refused(text))]
+    return [fx.Send((rival[0],), msg.Refused(text))]
 
   def run_of(self, peer: Process) -> str | None:
     """The run of a launcher; None for another process, or a rival."""
@@ -113,7 +113,7 @@ class Hosts:
           f" {', '.join(map(str, sorted(shared)))} needs its processes there: it waits"
           " until that launcher is started again"
         )
-        sent.append(fx.Send(process, msg.Stalled(0, 0.0, text)))
+        sent.append(fx.Send((process,), msg.Stalled(0, 0.0, text)))
     return sent
 
   def ended(self, run: str, ended: Ended) -> list[fx.Send]:
@@ -121,7 +121,7 @@ class Hosts:
     here = {peer for (name, _), (peer, _) in self._here.items() if name == run}
     new = sorted(here - self._know_the_end)
     self._know_the_end.update(new)
-    return [fx.Send(peer, ended) for peer in new]
+    return [fx.Send(tuple(new), ended)]
 
   def never_joined(self, run: str) -> NeverJoined:
     """The replicas of a run that have ended before they joined, if they never did."""

@@ -48,11 +48,10 @@ class Meetings:
   Example:
     >>> meetings = Meetings()
     >>> meetings.called("b", msg.Meet("", 0, 1, 2, ""))
-    [Send(peer='b', message=Awaited(missing=(0,)))]
-    >>> for effect in meetings.called("a", msg.Meet("", 0, 0, 2, "10.0.0.1:29500")):
-    ...   print(effect)
-    Send(peer='b', message=Met(generation='a', address='10.0.0.1:29500'))
-    Send(peer='a', message=Met(generation='a', address='10.0.0.1:29500'))
+    [Send(peers=('b',), message=Awaited(missing=(0,)))]
+    >>> (sent,) = meetings.called("a", msg.Meet("", 0, 0, 2, "10.0.0.1:29500"))
+    >>> sent
+    Send(peers=('b', 'a'), message=Met(generation='a', address='10.0.0.1:29500'))
   """
 
   def __init__(self) -> None:
@@ -69,12 +68,12 @@ class Meetings:
     if meet.index >= meet.count or (meeting and meeting.count != meet.count):
       others = "" if meeting is None else f", others of {meeting.count}"
       text = f"it is process {meet.index} of {meet.count}{others}"
-      return [fx.Send(peer, msg.Parted(text))]
+      return [fx.Send((peer,), msg.Parted(text))]
     if meeting is not None and meeting.generation != meet.generation:
       if meet.generation:
         # Its replica has begun again, and it was not heard of for so long.
         text = "other processes of its replica have started again"
-        return [fx.Send(peer, msg.Parted(text))]
+        return [fx.Send((peer,), msg.Parted(text))]
       out += self._part(key, f"its process {meet.index} has started again")
       meeting = None
     if meeting is None:
@@ -84,7 +83,7 @@ class Meetings:
       before = meeting.peers[meet.index]
       del self._where[before]
       text = f"another process {meet.index} of its replica has called"
-      out.append(fx.Send(before, msg.Parted(text)))
+      out.append(fx.Send((before,), msg.Parted(text)))
     meeting.here[meet.index], meeting.peers[meet.index] = meet, peer
     self._where[peer] = key, meet.index
     return out + self._notify(meeting)
@@ -110,11 +109,11 @@ class Meetings:
     if not meeting.missing:
       meeting.generation = meeting.peers[0]
       message = msg.Met(meeting.generation, meeting.here[0].address)
-    return [fx.Send(peer, message) for peer in meeting.peers.values()]
+    return [fx.Send(tuple(meeting.peers.values()), message)]
 
   def _part(self, key: _Key, why: str) -> list[fx.Send]:
     """The replica ends, with all of its processes."""
     meeting = self._meetings.pop(key)
     for peer in meeting.peers.values():
       del self._where[peer]
-    return [fx.Send(p, msg.Parted(why)) for p in meeting.peers.values()]
+    return [fx.Send(tuple(meeting.peers.values()), msg.Parted(why))]

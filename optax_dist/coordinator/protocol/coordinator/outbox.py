@@ -36,7 +36,7 @@ class Outbox:
 
   def send(self, peer: Process, message: Message) -> None:
     """Sends to a process."""
-    self._effects.append(fx.Send(peer, message))
+    self._effects.append(fx.Send((peer,), message))
 
   def notify(self, state: MemberState, message: Message) -> None:
     """Sends to a member, if it is connected."""
@@ -47,7 +47,7 @@ class Outbox:
     """Sends to those of several members that are connected; encoded once."""
     peers = tuple([s.member.process for s in states if s.is_connected])
     if peers:
-      self._effects.append(fx.SendAll(peers, message))
+      self._effects.append(fx.Send(peers, message))
 
   def note(self, note: journal_events.Record) -> None:
     """Writes into the journal."""

@@ -521,7 +521,7 @@ class Run:
     ended = Ended(self._steps.step, reason, error, dropped)
     self._out.append(ended)
     if self._addresses:
-      self._out.add(fx.SendAll(tuple(self._addresses), ended))
+      self._out.add(fx.Send(tuple(self._addresses), ended))
     self._out.note(journal_events.finished(ended, self._history.applied))
 
   def _end_of_data(self) -> None:

@@ -141,10 +141,8 @@ class LeaseManager(Policy):
       for replica, member in state.replicas.items()
       if member.live
     }
-    self._step(
-      ledger.Need(quorum.needed(state)),
-      ledger.Members(live, state.awaited + lost),
-    )
+    expected = state.awaited + lost
+    self._step(ledger.Members(live, expected, quorum.needed(state)))
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
     count = self._share(max(1, count))

@@ -42,9 +42,7 @@ class Driven:
   def give(self, input_):
     for effect in self.core.step(input_, self.now):
       match effect:
-        case fx.Send(peer, message):
-          self.sent.append((peer, message))
-        case fx.SendAll(peers, message):
+        case fx.Send(peers, message):
           self.sent += [(peer, message) for peer in peers]
         case fx.Append(record):
           self.log += record.entries
