@@ -140,20 +140,21 @@ def _shard(tree, m, specs=SPECS):
 @functools.cache
 def _alone(transform_name, name):
   """Returns what each shard's training leaves, as a model of its own."""
+  tx = MAKE[transform_name](METHODS[name], model_axes=())
+  # Shards are of one shape.
+  axes = optax_dist.states.state_axes(tx.init(_shard(_start(), 0)))
+  run = jax.jit(
+    jax.vmap(
+      functools.partial(take_step, tx),
+      axis_name="data",
+      in_axes=(axes, 0, 0),
+      out_axes=(0, axes),
+    )
+  )
   results = []
   for m in range(M):
-    tx = MAKE[transform_name](METHODS[name], model_axes=())
     start = _shard(_start(), m)
     params, state = stack(start, N), tx.init(start)
-    axes = optax_dist.states.state_axes(state)
-    run = jax.jit(
-      jax.vmap(
-        functools.partial(take_step, tx),
-        axis_name="data",
-        in_axes=(axes, 0, 0),
-        out_axes=(0, axes),
-      )
-    )
     for i in range(STEPS):
       params, state = run(state, params, _shard(_gradients(i), m))
     results.append(jax.device_get((params, state)))

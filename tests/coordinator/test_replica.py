@@ -357,7 +357,8 @@ def test_replicas_do_not_wait_for_one_that_raised_an_error(replicas):
       waited.append(outcome.waited)
       if (replica.replica, replica.global_step) == (0, 5):
         raise runs.Killed
-    return replica.global_step
+    # A last one that leaves waits for those that were lost.
+    replica.finish()
 
   with pytest.raises(runs.Killed):
     coordinator.run_embedded(

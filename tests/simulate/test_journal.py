@@ -306,7 +306,8 @@ def test_more_losses_tell_the_rate_of_failures_better(tmp_path):
   widths = []
   for count in (1, 1000):
     result = simulate.predict(
-      recorded._replace(failures=failures, losses=(loss,) * count)
+      recorded._replace(failures=failures, losses=(loss,) * count),
+      repetitions=10,
     )
     widths.append(result.high - result.low)
   assert widths[0] > 2 * widths[1]

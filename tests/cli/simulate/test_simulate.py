@@ -70,7 +70,11 @@ def test_journal_is_predicted_within_ten_percent(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  "more", [["--backups", "0"], ["--backups", "0", "--failures", "0.02,8"]]
+  "more",
+  [
+    ["--backups", "0", "--failures", "0.02,8"],
+    pytest.param(["--backups", "0"], marks=pytest.mark.nightly),
+  ],
 )
 def test_prediction_has_the_failures_of_the_simulation(tmp_path, capsys, more):
   """Neither those of the journal, nor an estimate of a rate that is given."""
