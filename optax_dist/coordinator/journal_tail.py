@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import time
+from collections.abc import Iterator
+from typing import IO
 
 from optax_dist.coordinator import journal
 
@@ -22,7 +24,7 @@ class Tail:
     >>> import tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp(), "run.jsonl")
     >>> tail = Tail(path)
-    >>> tail.read()
+    >>> list(tail.read())
     []
     >>> with journal.Journal(path) as written:
     ...   written.write("run", strategy="sync_replicas", step=0)
@@ -38,29 +40,31 @@ class Tail:
     self.age = 0.0
     self.bad_lines = 0
 
-  def read(self) -> list[journal.Record]:
-    """The valid records in complete lines that were not read before."""
+  def read(self) -> Iterator[journal.Record]:
+    """The valid records in complete lines that were not read before, one by one."""
     now = time.monotonic()
     before, self._read_at = self._read_at, now
     try:
-      with self.path.open("rb") as file:
-        stat = os.fstat(file.fileno())
-        age = max(0.0, time.time() - stat.st_mtime)
-        if stat.st_ino != self._inode or stat.st_size < self._offset:
-          # It is another file, as of a job that was started anew.
-          self._offset, self._inode = 0, stat.st_ino
-        file.seek(self._offset)
-        text = file.read()
+      file = self.path.open("rb")
     except FileNotFoundError:
-      return []
+      return iter(())
+    stat = os.fstat(file.fileno())
+    age = max(0.0, time.time() - stat.st_mtime)
     self.age = age if before is None else min(age, now - before)
-    whole, newline, _ = text.rpartition(b"\n")
-    self._offset += len(whole) + len(newline)
-    records = []
-    for line in whole.split(b"\n"):
-      if line.strip():
-        record, wrong = journal.parse(line)
-        self.bad_lines += bool(wrong)
-        if record is not None:
-          records.append(record)
-    return records
+    if stat.st_ino != self._inode or stat.st_size < self._offset:
+      # It is another file, as of a job that was started anew.
+      self._offset, self._inode = 0, stat.st_ino
+    return self._records(file)
+
+  def _records(self, file: IO[bytes]) -> Iterator[journal.Record]:
+    with file:
+      file.seek(self._offset)
+      for line in file:
+        if not line.endswith(b"\n"):
+          return  # It is being written.
+        self._offset += len(line)
+        if line.strip():
+          record, wrong = journal.parse(line)
+          self.bad_lines += bool(wrong)
+          if record is not None:
+            yield record
