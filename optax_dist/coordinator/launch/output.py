@@ -62,9 +62,6 @@ class OutputRelay:
       folder: of the file that the output is appended to, unchanged, which is named
         after the label; None for no file.
       echo: called with each line.
-
-    Raises:
-      OSError: the file can't be written.
     """
     self._label, self._echo = label, echo
     self._rest = {False: b"", True: b""}
@@ -72,17 +69,19 @@ class OutputRelay:
     self._file: BinaryIO | None = None
     # Bytes since the file could not be written.
     self._missing = 0
+    self._path: pathlib.Path | None = None
     if folder is not None:
-      path = folder / f"{label.replace(' ', '-')}.log"
-      self._file = path.open("ab", buffering=0)
+      self._path = folder / f"{label.replace(' ', '-')}.log"
       now = time.strftime("%Y-%m-%d %H:%M:%S")
       self._keep(f"--- {label}, started {now}\n".encode())
 
   def _keep(self, data: bytes) -> None:
     """Appends to the log; an error makes a gap in it, and does not end training."""
-    if self._file is None:
+    if self._path is None:
       return
     try:
+      if self._file is None:
+        self._file = self._path.open("ab", buffering=0)
       if self._missing:
         gap = f"\n--- {self._missing} bytes are missing here\n".encode()
         self._write(self._file, gap)
@@ -103,7 +102,7 @@ class OutputRelay:
     if self._file is not None:
       with contextlib.suppress(OSError):
         self._file.close()
-      self._file = None
+    self._file = self._path = None
 
   def take(self, data: bytes, error: bool) -> None:
     """Processes data that was read from one of its streams."""

@@ -167,6 +167,19 @@ def test_a_replica_that_is_killed_and_restarted_is_reported(tmp_path, capfd):
   ]
 
 
+def test_a_replica_starts_again_whose_log_can_not_be_written(tmp_path, capfd):
+  gone = (
+    '[ $OPTAX_DIST_RESTARTS = 1 ] || { rm -r "$2"; kill -9 $$; }; exec $0 $1'
+  )
+  logs = tmp_path / "out" / "replicas"
+  script = ("--", "sh", "-c", gone, sys.executable, _LIGHT, logs)
+  flags = ("--replicas", 1, "--output", logs.parent, *_ELSEWHERE)
+  assert _launch(*flags, *script) == 0
+  printed = capfd.readouterr()
+  assert "[replica 0] does nothing" in printed.out
+  assert "[replica 0] its log ends here: No such file" in printed.err
+
+
 def test_the_journal_says_how_a_process_has_ended(tmp_path, capfd):
   path = tmp_path / "out" / "journal.jsonl"
   path.parent.mkdir()
