@@ -195,6 +195,8 @@ class Client:
       applier.step if applier.belongs_to_run else -1,
       self._assignment.lease,
       me.follows,
+      known.since(now),
+      known.took,
     )
     self._out.append(fx.Send((me.coordinator,), hello))
 
@@ -300,7 +302,7 @@ class Client:
         if self._connection.status == "called":
           self._welcomed(message, now)
       case Committed():
-        self._committed(message)
+        self._committed(message, now)
       case Removed(incarnation, left, reason):
         if incarnation == self.incarnation:
           self._removed(left, reason, now)
@@ -349,11 +351,11 @@ class Client:
       self._assignment.request(count)
     self._out += taken
 
-  def _committed(self, commit: Committed) -> None:
+  def _committed(self, commit: Committed, now: float) -> None:
     if commit.round.step != self._known.read:
       return  # A coordinator sends none twice, and leaves none out.
     self._connection.missing = ""
-    self._known.committed(commit, self.applier.step)
+    self._known.committed(commit, self.applier.step, now)
     self._requests.committed(commit)
     self.submissions.committed(commit, self.incarnation)
     self._assignment.committed(commit, self.incarnation)

@@ -18,6 +18,7 @@ class Known:
     read: how many steps there are.
     progress: the samples in these, if samples are leased.
     lineage: the runs that it continues.
+    took: how long the last one of these steps took, in seconds; 0 if unknown.
   """
 
   def __init__(
@@ -37,6 +38,8 @@ class Known:
     self.lineage = start.lineage
     # The samples in the steps since its state.
     self._progress_at = {start.step: start.progress}
+    # When it got to know of the last step.
+    self._read_at, self.took = 0.0, 0.0
     # When the step is expected to end that it has joined amid; None if that step
     # waits for this replica.
     self._ends: float | None = None
@@ -73,8 +76,13 @@ class Known:
       return None
     return max(0.0, self._ends - now)
 
-  def committed(self, commit: Committed, applied: int) -> None:
+  def since(self, now: float) -> float:
+    """Seconds since it knows of the last step; 0 for none."""
+    return now - self._read_at if self._read_at else 0.0
+
+  def committed(self, commit: Committed, applied: int, now: float) -> None:
     """A step is committed; the replica's state has so many."""
+    self.took, self._read_at = self.since(now), now
     self.read += 1
     self._ends = None
     if self._has_data:

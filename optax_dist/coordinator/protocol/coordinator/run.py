@@ -240,7 +240,7 @@ class Run:
       state.start = hello.start
       self._members.changed()
       self._welcome(peer, hello, hello.incarnation)
-      self._steps.reconnected(state, hello.lease)
+      self._steps.reconnected(state, hello)
       return
     if self._history.ended is not None and self._is_of_one_program(hello):
       self.begins_again = Began(hello.start, hello.job)

@@ -141,16 +141,16 @@ class Intake:
       if state.member.incarnation != incarnation
     ]
 
-  def committed(self, compute: float) -> None:
-    """A step is committed.
+  def reconnected(self, hello: msg.Hello) -> None:
+    """A member has called, which knows when the step has begun if it knows of all."""
+    if not self._began_at and hello.read == self._ruling.step and hello.since:
+      self._began_at = self._policy.now - hello.since
+      self._seconds = hello.took
 
-    Args:
-      compute: the seconds that the slowest of its gradients has taken, if known. A
-        coordinator that has started again has not seen the step begin.
-    """
+  def committed(self) -> None:
+    """A step is committed."""
     now = self._policy.now
-    elapsed = now - self._began_at if self._began_at else 0.0
-    self._seconds = max(elapsed, compute)
+    self._seconds = now - self._began_at if self._began_at else 0.0
     self._began_at, self._may_begin = now, True
 
   def not_finite(self) -> None:

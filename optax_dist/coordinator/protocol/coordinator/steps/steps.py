@@ -44,7 +44,6 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.policies.audit import Verdict
-from optax_dist.ledger import Spans
 
 
 class Steps:
@@ -186,11 +185,12 @@ class Steps:
     self.ruling.forget_lost()
     self.intake.members_changed()
 
-  def reconnected(self, state: MemberState, lease: Spans) -> None:
-    """A member has called, and computes on these samples."""
+  def reconnected(self, state: MemberState, hello: msg.Hello) -> None:
+    """A member has called."""
+    self.intake.reconnected(hello)
     known = self.ruling.state.replicas.get(state.member.replica)
     count = known.requested if known is not None else 0
-    self.policy.claim(state.member.incarnation, lease, count)
+    self.policy.claim(state.member.incarnation, hello.lease, count)
     self.intake.announce()
 
   def removed(
@@ -393,7 +393,7 @@ class Steps:
     self._out.notify_all(self._members, entry)
     timings = [a.message.timings for a in arrivals]
     self._out.note(journal_events.committed(entry, timings))
-    self.intake.committed(max(a.message.compute or 0.0 for a in arrivals))
+    self.intake.committed()
     self._committed(entry, ended.holders if ended is not None else ())
 
   def _committed(
