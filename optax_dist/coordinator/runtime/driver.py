@@ -159,7 +159,7 @@ class Driver:
   @property
   def shares_memory(self) -> bool:
     """Whether its peers read arrays in its memory; from any thread."""
-    return self._peers.are_near
+    return self._transport.shares_memory
 
   def stats(self) -> dict[str, int]:
     """Bytes of arrays so far, and transfers in progress."""

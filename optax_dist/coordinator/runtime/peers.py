@@ -31,14 +31,6 @@ class Peers:
     # It compiles nothing meanwhile, and people are to know soon.
     first = min(silence.first, _SILENT)
     self._silence = dataclasses.replace(silence, first=first)
-    # Those that are connected: whether they read arrays in this process's memory.
-    self._near: dict[str, bool] = {}
-
-  @property
-  def are_near(self) -> bool:
-    """Whether all read arrays in this process's memory; False without any."""
-    near = list(self._near.values())
-    return bool(near) and all(near)
 
   def disconnect(self, peer: str, reason: str) -> None:
     """Executes `Disconnect`."""
@@ -46,20 +38,15 @@ class Peers:
     if trouble:
       self._could_not_reach(peer, trouble)
     self._transport.disconnect(peer, reason)
-    self._near.pop(peer, None)
 
   def up(self, event: transports.PeerUp) -> None:
     """One is connected."""
     if event.peer == endpoints.COORDINATOR:
-      # No arrays are sent to it, wherever it is.
       self._transport.allow(event.peer, self._silence)
-    else:
-      self._near[event.peer] = event.near
 
   def lost(self, event: transports.PeerLost) -> inputs.PeerLost:
     """One is lost: what the core must know of it."""
     peer, how, reason = event.peer, event.how, event.reason
-    self._near.pop(peer, None)
     if peer == endpoints.COORDINATOR:
       self._endpoint.revive(how)
     elif how in ("unreachable", "gone", "refused"):

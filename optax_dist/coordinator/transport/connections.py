@@ -55,7 +55,7 @@ class Connections:
     contexts: tls.Contexts | None,
     limits: interface.Limits,
     now: Callable[[], float],
-    up: Callable[[str, bool], session.Session],
+    up: Callable[[str], session.Session],
     lost: Callable[[str, interface.How, str], None],
   ):
     """Starts to accept connections.
@@ -66,8 +66,7 @@ class Connections:
       contexts: encrypt what leaves this host; None for no encryption.
       limits: bounds on time and memory.
       now: the transport's clock.
-      up: called when a peer is connected, with whether this process can see its
-        process; returns its session.
+      up: called when a peer is connected; returns its session.
       lost: called when a peer is lost; calls `close_peer`.
     """
     self._identity, self._limits, self._now = identity, limits, now
@@ -357,7 +356,7 @@ class Connections:
     encrypted = isinstance(link.channel, channels.Tls)
     signed = self._identity.signs and not (link.is_local or encrypted)
     process = links.owner(link.sock)[0] if link.is_local else 0
-    link.peer, link.stage = peer, self._notify_up(peer, bool(process))
+    link.peer, link.stage = peer, self._notify_up(peer)
     link.sent = link.last_read = self._now()
     link.stage.start(
       (keys.send, keys.receive) if signed else None, process, shake.output()

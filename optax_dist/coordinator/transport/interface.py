@@ -81,12 +81,9 @@ class PeerUp:
 
   Attributes:
     peer: its name.
-    near: whether arrays from `Transport.allocate` reach it without a copy,
-      because it is on this host, and can map this process's memory.
   """
 
   peer: str
-  near: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

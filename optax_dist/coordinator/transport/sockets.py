@@ -93,7 +93,7 @@ class Transport:
       ...   events += b.poll(0.01)
       ...   _ = a.poll(0.01)
       >>> events
-      [PeerUp(peer='a', near=True), Message(peer='a', payload=b'hello')]
+      [PeerUp(peer='a'), Message(peer='a', payload=b'hello')]
       >>> a.close(); b.close()
     """
     self.name = handshake.check_name(name)
@@ -197,6 +197,16 @@ class Transport:
   def peers(self) -> list[str]:
     """Names of the connected peers."""
     return self._connections.peers()
+
+  @property
+  def shares_memory(self) -> bool:
+    """Whether peers read memory of `allocate` without a copy: all are on this host.
+
+    The `server` does not count. False without any; callable from any thread.
+    """
+    server = self._identity.server
+    some = [s for peer, s in list(self._sessions.items()) if peer != server]
+    return bool(some) and all(session_.sending.shares for session_ in some)
 
   def trouble(self, peer: str) -> str:
     """Why a peer is not connected yet; "" if nothing is known."""
@@ -368,8 +378,8 @@ class Transport:
 
   # Called by connections and sessions.
 
-  def _up(self, peer: str, near: bool) -> session.Session:
-    self._events.append(interface.PeerUp(peer, near))
+  def _up(self, peer: str) -> session.Session:
+    self._events.append(interface.PeerUp(peer))
     if peer not in self._sessions:
       self._sessions[peer] = self._new_session(peer)
     return self._sessions[peer]

@@ -129,27 +129,6 @@ def test_it_says_what_the_core_waits_for(driven):
   assert told == "It waits for the end of the script."
 
 
-def test_it_knows_whether_arrays_are_sent_or_lent(driven):
-  one, core = driven
-  core.does[type(WAKE)] = [fx.Disconnect("far", "it is no member")]
-  up = lambda near: one._on_event(driver.transports.PeerUp("far", near))
-  # Arrays never go to the coordinator, wherever it is.
-  one._on_event(driver.transports.PeerUp("coordinator", False))
-  one._on_event(driver.transports.PeerUp("near", True))
-  assert one.shares_memory
-  up(True)
-  assert one.shares_memory
-  up(False)
-  assert not one.shares_memory
-  one._on_event(driver.transports.PeerLost("far", "broken", "it has died"))
-  assert one.shares_memory
-  up(False)
-  assert not one.shares_memory
-  one._inputs.append(WAKE)
-  one._run_pending()
-  assert one.shares_memory
-
-
 def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):
   """What would end the core's wait is among the events to poll."""
   one, core = driven

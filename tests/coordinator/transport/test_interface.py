@@ -35,11 +35,26 @@ def test_both_sides_get_a_peer_up_event(world):
   world._limits = interface.Limits(heartbeat=1000.0, silence=silence)
   a, b = world.add("a"), world.add("b")
   world.connect("a", "b")
-  near = world.kind == "unix"
-  assert world.wait_for("a", interface.PeerUp) == [interface.PeerUp("b", near)]
-  assert world.wait_for("b", interface.PeerUp) == [interface.PeerUp("a", near)]
+  assert world.wait_for("a", interface.PeerUp) == [interface.PeerUp("b")]
+  assert world.wait_for("b", interface.PeerUp) == [interface.PeerUp("a")]
   assert list(a.peers()) == ["b"]
   assert list(b.peers()) == ["a"]
+
+
+def test_it_is_known_whether_all_peers_read_the_same_memory(world):
+  a, far = world.add("a", server="far"), world.add("far")
+  assert not a.shares_memory
+  world.add("b")
+  world.connect("a", "far")
+  world.connect("b", "a")
+  world.wait_for("a", interface.PeerUp, 2)
+  # No arrays are sent to its server, wherever that is.
+  assert a.shares_memory == (world.kind == "unix")
+  world.connect("far", "b")
+  world.wait_for("far", interface.PeerUp, 2)
+  assert far.shares_memory == (world.kind == "unix")
+  a.disconnect("b")
+  assert not a.shares_memory
 
 
 def test_messages_sent_while_connecting_arrive(world):
