@@ -40,7 +40,7 @@ class Plain:
 
   def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
     """Encodes numbers of the work dtype as `nbytes` bytes (uint8)."""
-    np.copyto(out.view(self.stored), numbers, casting="same_kind")
+    out.view(self.stored)[:] = numbers
 
   def decode(self, raw: np.ndarray) -> np.ndarray:
     """The numbers, in the work dtype; possibly a view."""

@@ -205,8 +205,9 @@ class Driver:
 
   def _run_pending(self) -> None:
     """Does everything that needs no waiting."""
-    if lost := self._peers.moved():
-      self._on_event(lost)
+    finder = self._endpoint.finder
+    if finder is not None and finder.has_moved():
+      self._on_event(self._peers.moved())
     timed = False
     while True:
       if self.loop.posted:

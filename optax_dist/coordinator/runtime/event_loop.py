@@ -79,7 +79,7 @@ class EventLoop:
 
   def check_process(self) -> None:
     """Raises an error in a forked child."""
-    if self.is_forked:
+    if os.getpid() != self._process:
       raise errors.CoordinatorError(
         f"Replica {self._replica!r} lives in process {self._process}; a forked"
         " child can't use it. Join from the child, or use the replica in the"

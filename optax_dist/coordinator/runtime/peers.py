@@ -53,11 +53,8 @@ class Peers:
       self._could_not_reach(peer, reason)
     return inputs.PeerLost(peer, how, reason)
 
-  def moved(self) -> transports.PeerLost | None:
+  def moved(self) -> transports.PeerLost:
     """The loss of a coordinator that another process has replaced."""
-    finder = self._endpoint.finder
-    if finder is None or not finder.has_moved():
-      return None
     why = "another process is the coordinator now"
     self._transport.disconnect(endpoints.COORDINATOR, why)
     return transports.PeerLost(endpoints.COORDINATOR, "broken", why)

@@ -210,7 +210,10 @@ class States:
 
     def work() -> Any:
       start = time.monotonic()
-      value = self._apply(hyperparams.change(base.get(), changes), read())
+      state = base.get()
+      if changes:
+        state = hyperparams.change(state, changes)
+      value = self._apply(state, read())
       if reused:
         jax.block_until_ready(value)
       self.seconds = time.monotonic() - start

@@ -58,8 +58,6 @@ def changed(values: Values, changes: Mapping[str, float]) -> Values:
 
 def change(shared: Any, changes: Mapping[str, float]) -> Any:
   """A `SharedState` with some hyperparameters set to a number."""
-  if not changes:
-    return shared
   opt_state, own = shared.opt_state, shared.hyperparams
   return shared._replace(
     opt_state=put(opt_state, changed(find(opt_state), changes)),

@@ -116,7 +116,9 @@ class Connections:
     Args:
       until: when to return at the latest; None: whenever something is due.
     """
-    due = min(self._next_check, self.dialer.due())
+    due = self._next_check
+    if self.dialer.dials:  # As in few turns.
+      due = min(due, self.dialer.due())
     if until is not None:
       due = min(due, until)
     for owner, mask in self.poller.wait(max(0.0, due - self._now())):
@@ -125,7 +127,8 @@ class Connections:
       else:
         self._accept(owner)
     now = self._now()
-    self.dialer.check(now)
+    if self.dialer.dials:
+      self.dialer.check(now)
     if now >= self._next_check:
       self._check(now)
 

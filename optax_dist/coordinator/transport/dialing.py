@@ -156,7 +156,11 @@ class Dial:
 
 
 class Dialer:
-  """The peers to which this process connects, and the attempts under way."""
+  """The peers to which this process connects, and the attempts under way.
+
+  Attributes:
+    dials: the attempts, by peer.
+  """
 
   def __init__(
     self,
@@ -180,7 +184,7 @@ class Dialer:
     self._identity, self._limits = identity, limits
     self._poller, self._now, self._lost = poller, now, lost
     self._memories = memories
-    self._dials: dict[str, Dial] = {}
+    self.dials: dict[str, Dial] = {}
     # When to call those again that have refused.
     self._refused: dict[str, float] = {}
 
@@ -202,17 +206,17 @@ class Dialer:
     now, met = self._now(), met or peer in self._memories
     dial = Dial(ways, now, now + self._limits.connect, key, met)
     dial.at = max(now, self._refused.pop(peer, now))
-    self._dials[peer] = dial
+    self.dials[peer] = dial
 
   def stop(self, peer: str, kept: Link | None = None) -> None:
     """Stops dialing a peer; closes the attempt under way, if it is not kept."""
-    dial = self._dials.pop(peer, None)
+    dial = self.dials.pop(peer, None)
     if dial is not None and dial.link not in (None, kept):
       dial.link.close()
 
   def trouble(self, peer: str) -> str:
     """Why a peer is not connected yet; "" if nothing is known."""
-    dial = self._dials.get(peer)
+    dial = self.dials.get(peer)
     if dial is None:
       return ""
     if dial.link is not None and dial.link.channel is not None:
@@ -220,17 +224,15 @@ class Dialer:
     return dial.reason
 
   def due(self) -> float:
-    """When to call `check` at the latest."""
-    if not self._dials:  # As in most turns.
-      return float("inf")
+    """When to call `check` at the latest, if there are any."""
     return min(
       min(dial.until, dial.at if dial.link is None else dial.link.until)
-      for dial in self._dials.values()
+      for dial in self.dials.values()
     )
 
   def check(self, now: float) -> None:
     """Begins the attempts that are due, and gives up those that took too long."""
-    for peer, dial in list(self._dials.items()):
+    for peer, dial in list(self.dials.items()):
       link = dial.link
       if link is not None and now >= link.until:
         self.failed(link, "broken", link.explain_silence())
@@ -243,7 +245,7 @@ class Dialer:
   def failed(self, link: Link, how: interface.How, reason: str) -> None:
     """An attempt has failed: another one follows, or the peer is lost."""
     link.close()
-    dial = self._dials.get(link.peer)
+    dial = self.dials.get(link.peer)
     if dial is not None and dial.link is link:
       dial.link = None
       self._again(link.peer, dial, how, reason)
@@ -251,13 +253,13 @@ class Dialer:
   def unconnected(self, link: Link, code: int) -> None:
     """The socket of an attempt could not be connected."""
     if code == errno.ECONNREFUSED:
-      self._dials[link.peer].refusals += 1
+      self.dials[link.peer].refusals += 1
     reason = f"{link.endpoint}: {os.strerror(code)}"
     self.failed(link, "unreachable", reason)
 
   def close(self) -> None:
     """Closes the sockets of all attempts, without a word."""
-    for dial in self._dials.values():
+    for dial in self.dials.values():
       if dial.link is not None:
         dial.link.sock.close()
 

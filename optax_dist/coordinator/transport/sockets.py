@@ -344,12 +344,12 @@ class Transport:
     now = self.now()
     end = None if timeout is None else now + timeout
     while True:
-      self.flush()
+      self._connections.flush()
       self._connections.run_once(now if self._events else end)
       now = self.now()
       done = end is not None and now >= end
       if self._events or self._connections.poller.woken or done:
-        self.flush()
+        self._connections.flush()
         self._connections.poller.woken = False
         events, self._events = self._events, []
         return events

@@ -388,7 +388,7 @@ def test_accepting_is_retried_when_sockets_can_not_be_watched(tcp, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(a._connections.poller._selector, "register", _out_of_watches)
     b.connect("a", f"127.0.0.1:{a.port}")
-    tcp.run_until(lambda: "closed" in b._connections.dialer._dials["a"].reason)
+    tcp.run_until(lambda: "closed" in b._connections.dialer.dials["a"].reason)
   tcp.wait_for("a", interface.PeerUp)
 
 

@@ -123,7 +123,7 @@ def test_one_that_has_refused_is_not_called_again_at_once(
   world.wait_for("b", interface.PeerLost)
   world.connect("b", "a")
   before = clock()
-  assert b._connections.dialer._dials["a"].link is None
+  assert b._connections.dialer.dials["a"].link is None
   # Meanwhile the file is replaced.
   _replace(files, authority.issue("b"))
   world.wait_for("b", interface.PeerUp)

@@ -172,6 +172,6 @@ def give_up(world, transport, peer, reason):
 
   As the end of their time would, which some attempts need more of than others.
   """
-  dial = transport._connections.dialer._dials[peer]
+  dial = transport._connections.dialer.dials[peer]
   world.run_until(lambda: reason in dial.reason)
   dial.until = 0.0
