@@ -7,6 +7,7 @@ until there is an answer; whoever asks makes sure that it can be repeated.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
@@ -22,6 +23,8 @@ from optax_dist.coordinator.transport import addresses, tls
 _ANSWER_SECONDS, _RETRY_SECONDS = 1.0, 0.1
 # gRPC status codes.
 _INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 7, 8, 9, 16
+# HTTP status codes of a proxy that does not reach its server.
+_PROXY = 502, 503, 504
 
 
 class NoAnswer(Exception):
@@ -138,16 +141,22 @@ class Client:
       data = json.dumps(body).encode()
       self._connection.request("POST", f"/v3/{path}", data, headers)
       response = self._connection.getresponse()
-      answer: dict[str, Any] = json.loads(response.read())
+      raw = response.read()
     except ssl.SSLError as error:
       text = f"{server}: {self._explain(error)}"
       raise _Failed(text, tls.is_final(error)) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException) as error:
       silent = isinstance(error, TimeoutError)
       text = "it does not answer" if silent else f"{error}"
       if isinstance(error, http.client.RemoteDisconnected) and not self._ssl:
         text += " (if it has certificates, its URL begins with etcds://)"
       raise _Failed(f"{server}: {text}") from error
+    answer = _parsed(raw)
+    if answer is None:
+      # A proxy before etcd may find it again.
+      final = response.status not in _PROXY
+      text = f"what answers there is no etcd (HTTP status {response.status})"
+      raise _Failed(f"{server}: {text}", final)
     # In the body, etcd 3.5 and 3.6 say differently that it is an error.
     if response.status != http.HTTPStatus.OK:
       self._raise_for(answer)
@@ -174,6 +183,15 @@ class Client:
     ):
       raise Rejected(text)
     raise _Failed(text, code == _PRECONDITION)
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+  """An object in JSON; None if it is something else."""
+  with contextlib.suppress(ValueError):
+    answer = json.loads(text)
+    if isinstance(answer, dict):
+      return answer
+  return None
 
 
 def _context(where: Etcd) -> ssl.SSLContext:

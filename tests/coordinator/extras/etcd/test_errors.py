@@ -49,7 +49,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.rfile.read(int(self.headers["Content-Length"]))
     token = self.headers["Authorization"]
     status, result = self.server.answer(self.path, token)
-    body = json.dumps(result).encode()
+    is_text = isinstance(result, str)
+    body = (result if is_text else json.dumps(result)).encode()
     self.send_response(status)
     self.send_header("Content-Length", str(len(body)))
     self.end_headers()
@@ -100,9 +101,23 @@ def test_a_request_is_repeated_after_an_error_that_passes(
   assert len(gateway.requested) == 3
 
 
-def test_an_error_of_a_proxy_is_repeated(gateway):
-  gateway.answers.append((502, {"errors": ["bad gateway"]}))
+@pytest.mark.parametrize("body", [{"errors": ["bad gateway"]}, "<html>"])
+def test_an_error_of_a_proxy_is_repeated(gateway, body):
+  gateway.answers.append((502, body))
   assert _put(gateway) == _DONE[1]
+
+
+@pytest.mark.parametrize(
+  ("status", "body"), [(501, "<html>"), (404, "Not found"), (200, [])]
+)
+def test_what_is_no_etcd_is_named_at_once(gateway, status, body):
+  gateway.answers.append((status, body))
+  said = (
+    f"127.0.0.1:{gateway.server_port}: what answers there is no etcd .*{status}"
+  )
+  with pytest.raises(client.Rejected, match=said):
+    _put(gateway)
+  assert len(gateway.requested) == 1
 
 
 @pytest.mark.parametrize(
