@@ -1,5 +1,7 @@
 """Numbers at the ends of a dtype: zeros stay zeros, the largest stay finite."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import maps
@@ -28,8 +30,11 @@ METHODS = {
 each_method = pytest.mark.parametrize("name", METHODS)
 
 
-def _stepper(method):
-  tx = optax_dist.cross_shard(maps.AXIS, compression=method, num_replicas=N)
+@functools.cache
+def _stepper(name):
+  tx = optax_dist.cross_shard(
+    maps.AXIS, compression=METHODS[name], num_replicas=N
+  )
   params = {
     dtype: jnp.zeros(SHAPE, dtype)
     for dtype in ("float32", "bfloat16", "float16")
@@ -57,7 +62,7 @@ def _near_the_largest(params):
 @each_method
 def test_the_largest_numbers_stay_finite_in_this_update_and_the_next(name):
   """The sum of the replicas', and of a gradient and a residual, is too large."""
-  params, state, step = _stepper(METHODS[name])
+  params, state, step = _stepper(name)
   largest = _near_the_largest(params)
   ones = jax.tree.map(jnp.ones_like, largest)
   for gradients in (largest, largest, ones, ones):
@@ -77,7 +82,7 @@ def test_the_largest_numbers_stay_finite_in_this_update_and_the_next(name):
   ],
 )
 def test_a_mean_of_the_largest_number_is_that(name, bound):
-  params, state, step = _stepper(METHODS[name])
+  params, state, step = _stepper(name)
   most = jax.tree.map(
     lambda x: jnp.full((N, *x.shape), jnp.finfo(x.dtype).max, x.dtype), params
   )
@@ -93,7 +98,7 @@ def test_a_mean_of_the_largest_number_is_that(name, bound):
 
 @each_method
 def test_a_frozen_layer_stays(name):
-  params, state, step = _stepper(METHODS[name])
+  params, state, step = _stepper(name)
   nothing = jax.tree.map(lambda x: jnp.zeros((N, *x.shape), x.dtype), params)
   for _ in range(2):
     updates, state = step(state, nothing)
@@ -106,7 +111,7 @@ def test_a_frozen_layer_stays(name):
 )
 def test_rows_without_a_gradient_stay(name):
   """As those of a table that no sample looked up: top_k had zeros to fill up with."""
-  params, state, step = _stepper(METHODS[name])
+  params, state, step = _stepper(name)
   gradients = jax.tree.map(
     lambda x: jnp.zeros((N, *x.shape), x.dtype).at[:, 0].set(0.5), params
   )

@@ -1,5 +1,7 @@
 """Tests of the whole training step, against the same written with shard_map."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -71,8 +73,16 @@ def _batches():
   ]
 
 
-def _by_hand(tx, own, mesh):
-  """Yields parameters and losses of a step that is written with shard_map."""
+@functools.cache
+def _step(name, explicit=False):
+  tx, _ = CASES[name]
+  return optax_dist.train_step(_loss, tx, maps.mesh(N, explicit), AXIS)
+
+
+@functools.cache
+def _by_hand(name):
+  """Parameters and losses of a step that is written with shard_map."""
+  (tx, own), mesh = CASES[name], maps.mesh(N)
   params = jax.tree.map(jnp.asarray, _params())
   with jax.set_mesh(mesh):
     state = tx.init(params)
@@ -100,9 +110,11 @@ def _by_hand(tx, own, mesh):
       check_vma=False,
     )
   )
+  results = []
   for batch in _batches():
     params, state, value = run(params, state, batch)
-    yield params, value
+    results.append((params, value))
+  return results
 
 
 @pytest.mark.parametrize("explicit", [False, True])
@@ -110,18 +122,14 @@ def _by_hand(tx, own, mesh):
 def test_train_step_has_the_numbers_of_a_step_written_with_shard_map(
   name, explicit
 ):
-  tx, own = CASES[name]
-  mesh = maps.mesh(N)
-  step = optax_dist.train_step(_loss, tx, maps.mesh(N, explicit), AXIS)
+  step = _step(name, explicit)
   start = _params()
   params, state = step.init(start)
-  for batch, (expected, loss) in zip(
-    _batches(), _by_hand(tx, own, mesh), strict=True
-  ):
+  for batch, (expected, loss) in zip(_batches(), _by_hand(name), strict=True):
     params, state, value = step(params, state, batch)
     chex.assert_trees_all_equal(*jax.device_get((params, expected)))
     assert float(value) == float(loss)
-  spec = P(AXIS) if own else P()
+  spec = P(AXIS) if CASES[name][1] else P()
   placed = jax.NamedSharding(maps.mesh(N, explicit), spec)
   for x in jax.tree.leaves(params):
     assert x.sharding.is_equivalent_to(placed, x.ndim)
@@ -129,8 +137,7 @@ def test_train_step_has_the_numbers_of_a_step_written_with_shard_map(
 
 
 def test_parameters_given_to_init_are_not_donated():
-  tx, _ = CASES["cross_shard"]
-  step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
+  step = _step("cross_shard")
   start = optax_dist.states.place(_params(), maps.mesh(N), P())
   params, state = step.init(start)
   step(params, state, _batches()[0])
@@ -140,8 +147,7 @@ def test_parameters_given_to_init_are_not_donated():
 
 @pytest.mark.parametrize("explicit", [False, True])
 def test_arguments_of_each_replica(explicit):
-  tx, _ = CASES["sync_replicas"]
-  step = optax_dist.train_step(_loss, tx, maps.mesh(N, explicit), AXIS)
+  step = _step("sync_replicas", explicit)
   params, state = step.init(_params())
   arrived = optax_dist.PerReplica(jnp.arange(N) < 2)
   params, state, _ = step(params, state, _batches()[0], arrived=arrived)
@@ -155,7 +161,7 @@ def test_further_axes_are_left_to_the_compiler():
   step = optax_dist.train_step(_loss, tx, mesh, AXIS)
   params, state = step.init(_params())
   for batch, (expected, _) in zip(
-    _batches(), _by_hand(tx, False, maps.mesh(N)), strict=True
+    _batches(), _by_hand("cross_shard"), strict=True
   ):
     params, state, _ = step(params, state, batch)
     chex.assert_trees_all_close(params, expected, rtol=1e-6)
@@ -189,8 +195,8 @@ def _with_a_nan(rows, batch):
 @pytest.mark.parametrize("name", CASES)
 def test_the_mean_loss_where_a_replica_is_not_finite(name):
   """NaN only if it reached the parameters, or if there is no other replica."""
-  tx, own = CASES[name]
-  step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
+  _, own = CASES[name]
+  step = _step(name)
   params, state = step.init(_params())
   batch = _batches()[0]
   rows_of = lambda i: jax.tree.map(lambda x: x[2 * i : 2 * i + 2], batch)
@@ -293,8 +299,7 @@ def test_parameters_stay_sharded_over_further_axes(name, kind):
 
 
 def test_parameters_without_their_replica_axis():
-  tx, _ = CASES["diloco"]
-  step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
+  step = _step("diloco")
   _, state = step.init(_params())
   message = r"params\['b'\] has shape \(4,\).*|params\['w'\] has shape \(3, 4\)"
   with pytest.raises(ValueError, match=message):
@@ -329,9 +334,7 @@ def test_what_is_no_mesh_of_devices(mesh):
 
 
 def test_another_mesh_of_set_mesh():
-  step = optax_dist.train_step(
-    _loss, CASES["cross_shard"][0], maps.mesh(N), AXIS
-  )
+  step = _step("cross_shard")
   kept = step.init(_params())
   with jax.set_mesh(maps.mesh(2)):
     with pytest.raises(ValueError, match=r"jax\.set_mesh has another mesh"):
