@@ -327,6 +327,8 @@ class Process(Node):
     # of a gradient that it sends never arrives, though its connection lives.
     self.half_means = self.stuck = 0
     self.has_compiled = False
+    # Seconds that its gradient has taken.
+    self.took = 0.0
     # Whether it has aborted; whether it can't agree with the others, and has to be
     # refused.
     self.aborted = self.stranger = False
@@ -1542,6 +1544,7 @@ class World:
     time = self.now + mean * (0.5 + self.random.random())
     if not process.has_compiled:
       time, process.has_compiled = time + self.setting.compiling, True
+    process.took += time - self.now
     self.at(time, self.computed, process)
 
   def computed(self, process: Process) -> None:
@@ -1594,7 +1597,8 @@ class World:
     part: Any = digest(process.uid, process.computed)
     if self.setting.window:
       part = self.slot(process)
-    process.submission.add(part, str(process.computed), None)
+    process.submission.add(part, str(process.computed), process.took)
+    process.took = 0.0
 
   def slot(self, process: Process) -> sums.Nodes:
     """The gradient of a slot."""

@@ -65,9 +65,9 @@ class Hello(Struct):
     lease: samples that it computes on, or whose gradient has no answer yet.
     follows: earlier memberships of its program, which are closed, each as the
       digest of its run and its incarnation.
-    since, took: seconds since it knows of the last one of these steps, and how long
-      that one took; 0 if unknown. A coordinator that has started again has not seen
-      the step begin.
+    since, compute: seconds since it knows of the last one of these steps, and that its
+      last gradient took; 0 if unknown. A coordinator that has started again has not
+      seen the step begin.
   """
 
   job: Job
@@ -84,7 +84,7 @@ class Hello(Struct):
   lease: Spans = ()
   follows: tuple[tuple[str, Integer], ...] = ()
   since: Finite = 0.0
-  took: Finite = 0.0
+  compute: Finite = 0.0
 
 
 class SubmitGradient(Struct):

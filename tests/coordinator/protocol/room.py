@@ -193,12 +193,14 @@ class Room:
     self.give(_CHIEF, ins.NeverJoined((), "", (name,)))
 
   def do_submit(self, name: str, *how: str) -> None:
-    total, step, data = 1, self.steps[name], ()
+    total, step, compute, data = 1, self.steps[name], None, ()
     for word in how:
       if word.isdigit():
         step = int(word)
       elif word.startswith("sum="):
         total = int(word[4:])
+      elif word.startswith("took="):
+        compute = float(word[5:])
       elif word[0].isdigit():
         first, _, last = word.partition("-")
         data = ((int(first), int(last)),)
@@ -214,6 +216,7 @@ class Room:
       total - taken,
       finite,
       b"g" * size if finite else b"",
+      compute=compute,
       data=data,
     )
     self.sums[name] = total

@@ -196,7 +196,7 @@ class Client:
       self._assignment.lease,
       me.follows,
       known.since(now),
-      known.took,
+      known.compute,
     )
     self._out.append(fx.Send((me.coordinator,), hello))
 
@@ -403,6 +403,7 @@ class Client:
     elif not submitted.incarnation == self._admitted == self.incarnation:
       reason = quorum.Reason.LOST
     else:
+      self._known.compute = submitted.compute or 0.0
       self._out += self.submissions.submit(submitted)
       if self.submissions.pending is submitted:
         self._arrive()

@@ -18,7 +18,7 @@ class Known:
     read: how many steps there are.
     progress: the samples in these, if samples are leased.
     lineage: the runs that it continues.
-    took: how long the last one of these steps took, in seconds; 0 if unknown.
+    compute: the seconds that its last gradient took; 0 if unknown.
   """
 
   def __init__(
@@ -39,7 +39,7 @@ class Known:
     # The samples in the steps since its state.
     self._progress_at = {start.step: start.progress}
     # When it got to know of the last step.
-    self._read_at, self.took = 0.0, 0.0
+    self._read_at, self.compute = 0.0, 0.0
     # When the step is expected to end that it has joined amid; None if that step
     # waits for this replica.
     self._ends: float | None = None
@@ -82,7 +82,7 @@ class Known:
 
   def committed(self, commit: Committed, applied: int, now: float) -> None:
     """A step is committed; the replica's state has so many."""
-    self.took, self._read_at = self.since(now), now
+    self._read_at = now
     self.read += 1
     self._ends = None
     if self._has_data:

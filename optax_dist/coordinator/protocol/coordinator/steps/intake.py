@@ -98,7 +98,7 @@ class Intake:
     self.has_job = True
     self._newcomers: dict[Incarnation, _Newcomer] = {}
     # When the last of those that the step waits for has begun it, and how long the
-    # step before took from then on.
+    # gradients of the step before took.
     self._began_at, self._seconds = 0.0, 0.0
     # Whether newcomers begin that can.
     self._may_begin = False
@@ -108,7 +108,7 @@ class Intake:
   def ends_in(self, member: Member) -> float | None:
     """For `Welcome`: when the step ends, if it would not wait for a new member.
 
-    It is taken to last as long as the one before.
+    Its gradients are taken to last as long as those before.
     """
     leased = self._config.job.data is not None
     if leased or not self._seconds or not self._ruling.can_go_without(member):
@@ -145,12 +145,17 @@ class Intake:
     """A member has called, which knows when the step has begun if it knows of all."""
     if not self._began_at and hello.read == self._ruling.step and hello.since:
       self._began_at = self._policy.now - hello.since
-      self._seconds = hello.took
+      self._seconds = hello.compute
 
-  def committed(self) -> None:
-    """A step is committed."""
+  def committed(self, compute: float) -> None:
+    """A step is committed.
+
+    Args:
+      compute: the seconds that the slowest of its gradients has taken; 0 if unknown.
+        The step itself may have waited for others, which the next one won't.
+    """
     now = self._policy.now
-    self._seconds = now - self._began_at if self._began_at else 0.0
+    self._seconds = compute or (now - self._began_at if self._began_at else 0.0)
     self._began_at, self._may_begin = now, True
 
   def not_finite(self) -> None:

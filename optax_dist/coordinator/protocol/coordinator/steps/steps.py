@@ -393,7 +393,7 @@ class Steps:
     self._out.notify_all(self._members, entry)
     timings = [a.message.timings for a in arrivals]
     self._out.note(journal_events.committed(entry, timings))
-    self.intake.committed()
+    self.intake.committed(max(a.message.compute or 0.0 for a in arrivals))
     self._committed(entry, ended.holders if ended is not None else ())
 
   def _committed(
