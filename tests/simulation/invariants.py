@@ -32,7 +32,6 @@ from optax_dist.coordinator.protocol.entries import (
   Epoch,
   Joined,
   Record,
-  Recovered,
   Removed,
   RoundId,
 )
@@ -267,12 +266,6 @@ class Checker:
           self.gone.add(self.world.by_name[name].index)
         self.left += left
         self.lost += not left
-      case Recovered(step):
-        if self.unsure is None or not self.unsure < step <= len(self.commits):
-          self.fail("A20", f"steps up to {step} come back")
-        self.forget_steps(step)
-        self.unsure, self.recovered = None, True
-        self.written += [None] * (step - len(self.written))
       case Committed():
         if self.unsure is not None:
           self.forget_steps(self.unsure)
@@ -305,7 +298,9 @@ class Checker:
     self.beginnings, self.origin = self.beginnings + 1, step
     self.began_from = self.world.now, len(self.commits)
     self.recovered = self.recovered or self.beginnings > 1
-    if has_steps:
+    known = len(self.commits) if self.unsure is None else self.unsure
+    self.unsure = None
+    if has_steps and step < known:
       holders = self.holders.get(len(self.commits), set())
       here = set(self.members.values()) & holders
       if here:
@@ -1307,7 +1302,8 @@ class Checker:
     needed = min(setting.least, left) if lowered else setting.least
     # One that was killed for good is waited for, and so is one that found no leader
     # to let it go; unless a loss lowers that.
-    absent = 0 if setting.lower_on_loss else self.world.spared
+    unseen = {p.index for p in self.world.all if p.over == "left"} - self.gone
+    absent = 0 if setting.lower_on_loss else self.world.spared + len(unseen)
     if left - absent < needed and setting.needed <= setting.replicas:
       return "too many have left"
     there = {p.index for p in living if p.name not in away}

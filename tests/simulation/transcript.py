@@ -12,7 +12,6 @@ from optax_dist.coordinator.protocol.entries import (
   Entry,
   Epoch,
   Joined,
-  Recovered,
   Removed,
 )
 
@@ -29,8 +28,6 @@ def line(checker: Any, entry: Entry) -> str:
     case Removed(incarnation, left, reason):
       name = checker.members.get(incarnation, "nobody")
       return f"{name} leaves" if left else f"{name} is removed: {reason}"
-    case Recovered(step):
-      return f"the log had lost steps, up to step {step}"
     case Committed():
       parts = ", ".join(
         f"gradient {part.sequence} of {checker.processes[part.incarnation]}"

@@ -273,7 +273,7 @@ class Epoch(Struct):
 
 
 class Began(Struct):
-  """The run begins from a state, or begins again since nobody has a later one.
+  """The run begins from a state, or begins again: from the newest that there is.
 
   All memberships end: who is there joins again.
 
@@ -379,18 +379,6 @@ class Ended(Struct):
   dropped: tuple[tuple[str, Natural], ...]
 
 
-class Recovered(Struct):
-  """The log had lost steps with its host's power, and a replica has them.
-
-  Attributes:
-    step: the step that the replica has.
-    progress: the samples in committed steps.
-  """
-
-  step: Natural
-  progress: Progress
-
-
 class Compacted(Struct):
   """All that the log said so far, in place of it: an encoded `history.History`."""
 
@@ -398,7 +386,7 @@ class Compacted(Struct):
 
 
 Entry: TypeAlias = (
-  Epoch | Began | Joined | Removed | Committed | Recovered | Ended | Compacted
+  Epoch | Began | Joined | Removed | Committed | Ended | Compacted
 )
 
 

@@ -20,7 +20,6 @@ from optax_dist.coordinator.protocol.entries import (
   Member,
   Process,
   Record,
-  Recovered,
   Removed,
   ReplicaId,
   Start,
@@ -160,12 +159,6 @@ class History:
         self.progress = after(self.progress, entry)
         self.recent.append(entry)
         del self.recent[:-RECENT]
-      case Recovered(step, progress):
-        for number, begun in self.starts.items():
-          if begun == self.step:  # None was committed since.
-            self.starts[number] = step
-        self.step, self.progress = step, progress
-        self.recent.clear()
       case Ended():
         self.ended = entry
         self.dropped = entry.dropped

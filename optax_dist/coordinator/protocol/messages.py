@@ -60,7 +60,6 @@ class Hello(Struct):
     incarnation: of its membership, as far as it knows; -1 for none.
     beginnings: how often the run had begun, when it was welcomed last.
     read: how many steps it knows of.
-    read_progress: the samples in these.
     applied: the step of its state; -1 if that is not the run's.
     lease: samples that it computes on, or whose gradient has no answer yet.
     follows: earlier memberships of its program, which are closed, each as the
@@ -79,7 +78,6 @@ class Hello(Struct):
   incarnation: Integer
   beginnings: Natural
   read: Natural
-  read_progress: Progress
   applied: Integer
   lease: Spans = ()
   follows: tuple[tuple[str, Integer], ...] = ()

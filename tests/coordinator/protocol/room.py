@@ -60,7 +60,6 @@ _LEFT_OUT = frozenset(
     "address",
     "details",
     "progress",
-    "read_progress",
     "lineage",
     "batches",
     "compute",

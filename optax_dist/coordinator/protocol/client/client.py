@@ -191,7 +191,6 @@ class Client:
       self.incarnation,
       known.beginnings,
       known.read,
-      known.progress,
       applier.step if applier.belongs_to_run else -1,
       self._assignment.lease,
       me.follows,

@@ -15,7 +15,6 @@ from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.coordinator.comparison import difference
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.run import Run
 from optax_dist.coordinator.protocol.effects import Effect
@@ -24,7 +23,6 @@ from optax_dist.coordinator.protocol.entries import (
   Epoch,
   Job,
   Process,
-  Recovered,
 )
 from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.inputs import Input
@@ -87,7 +85,6 @@ class Coordinator:
             return
           if self._run is None:
             self._begin(Began(message.start, message.job), now)
-          self._recover(peer, message, now)
       case ins.PeerLost(peer):
         self._connected.discard(peer)
       case ins.NeverJoined():
@@ -116,7 +113,7 @@ class Coordinator:
     """Begins a run, perhaps again: all that are connected call again."""
     history, again = self.history, self._run is not None
     why = f"no replica has the state of step {history.step}"
-    if history.has_no_commits and began.start.step > history.step:
+    if began.start.step > history.step:
       why = "a replica has brought a newer state"
     text = f"{why}: the run begins again from step {began.start.step}"
     if not self.is_over and history.job != began.job:
@@ -127,9 +124,12 @@ class Coordinator:
     )
     if again:
       self._out.add(fx.Log(text))
-      self._continue("the run begins again", now)
-    else:
-      self._make_run(now)
+      # No number of a round or transfer is given twice.
+      self._out.append(Epoch(self.history.epoch + 1, self._nonce))
+      for peer in sorted(self._connected):
+        self._out.add(fx.Disconnect(peer, "the run begins again"))
+      self._connected.clear()
+    self._make_run(now)
 
   def _follow_up(self, peer: Process, hello: msg.Hello) -> bool:
     """Handles a process that a later coordinator has welcomed, as it says.
@@ -153,37 +153,6 @@ class Coordinator:
     self._out.add(fx.Log(text))
     self._out.send(peer, msg.Refused(text, again=True))
     return False
-
-  def _recover(self, peer: Process, hello: msg.Hello, now: float) -> None:
-    """Takes the steps of a member that the log has lost, unless others followed.
-
-    A coordinator's host may lose power, and with it what was written last. No step
-    is taken before all members of the log have called, or had time to; and until
-    one is, this coordinator continues from the longer log as if it started now.
-    """
-    history = self.history
-    if history.job is None or difference(history.job, hello.job):
-      return
-    if (
-      hello.beginnings == history.beginnings
-      and hello.read > history.step
-      and not history.has_committed
-      and history.ended is None
-    ):
-      self._out.append(Recovered(hello.read, hello.read_progress))
-      # Who has called before may lack steps that are not in the log: it calls again.
-      self._connected.discard(peer)
-      self._continue("the log had lost steps", now)
-      self._connected.add(peer)
-
-  def _continue(self, why: str, now: float) -> None:
-    """Continues from the log, as one that has just started; all call again."""
-    # No number of a round or transfer is given twice.
-    self._out.append(Epoch(self.history.epoch + 1, self._nonce))
-    for peer in sorted(self._connected):
-      self._out.add(fx.Disconnect(peer, why))
-    self._connected.clear()
-    self._make_run(now)
 
   def _make_run(self, now: float) -> None:
     assert self.history.job is not None

@@ -221,11 +221,13 @@ class Run:
       return
     history = self._history
     if (
-      history.has_no_commits
+      (history.has_no_commits or hello.beginnings == history.beginnings)
+      and not history.has_committed
       and history.ended is None
-      and hello.start.step > history.origin.step
+      and hello.start.step > history.step
     ):
-      # Of several states it is the newest that a job goes on from.
+      # Of several states it is the newest that a job goes on from. The log may have
+      # lost it, with its host's power.
       self.begins_again = Began(hello.start, self._config.job)
       return
     self._addresses[peer] = hello.address
