@@ -95,5 +95,9 @@ def _bound(ip: addresses.Ip, ports: Sequence[int]) -> socket.socket:
     except OSError as error:
       if error.errno != errno.EADDRINUSE:
         raise
-  some = f"{ports[0]} to {ports[-1]}" if ports else "(none)"
-  raise OSError(errno.EADDRINUSE, f"No free port on {ip.text} of {some}.")
+  text = f"Each port from {ports[0]} to {ports[-1]} of {ip.text} is taken."
+  if len(ports) == 1:
+    text = (
+      f"Another program listens at {addresses.Endpoint(ip.text, ports[0])}."
+    )
+  raise OSError(errno.EADDRINUSE, text)

@@ -71,7 +71,7 @@ def test_the_command_line_shows_the_address_and_no_secret(tmp_path):
 def test_a_taken_port_is_named(tmp_path):
   with process.start(SECRET, port=0, log=tmp_path / "log") as place:
     port = int(place.address.rpartition(":")[2])
-    with pytest.raises(process.PortTaken, match=f"No free port.*{port}"):
+    with pytest.raises(process.PortTaken, match=f"Another program .*:{port}"):
       process.start(SECRET, port=port, log=tmp_path / "other")
 
 
