@@ -209,7 +209,9 @@ def join(
     bind = advertise = launched.local_addr
   key = _key(secret, launched)
   certificates = _certificates(certificates, launched)
-  where = starter.where_to_start(address, which, start_coordinator)
+  where = starter.where_to_start(
+    address, which, start_coordinator, chosen.timeout
+  )
   name = program.name(number)
   with (
     memberships.begin(address, chosen.run, f"{name}") as membership,

@@ -312,6 +312,29 @@ def test_a_coordinator_whose_name_is_unknown_is_named_at_the_timeout(
   assert "advertise" not in said
 
 
+def test_a_name_that_is_known_a_little_later_is_waited_for(monkeypatch):
+  """As that of a pod, whose coordinator starts as early as its replicas."""
+  known, looks = socket.getaddrinfo, []
+
+  def look_up(host, *rest, **options):
+    if host == "coord.example":
+      looks.append(host)
+      if len(looks) < 3:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+      return known("127.0.0.1", *rest, **options)
+    return known(host, *rest, **options)
+
+  monkeypatch.setattr(socket, "getaddrinfo", look_up)
+  monkeypatch.setattr(addresses, "_AGAIN_SECONDS", 0.01)
+  assert process.Settings.at("coord.example:29300").advertise == "coord.example"
+  with served.served() as address:
+    port = address.rpartition(":")[2]
+    looks.clear()
+    options = {"secret": served.SECRET} | _PATIENT
+    with _join_at(f"coord.example:{port}", **options) as replica:
+      assert replica.global_step == 0
+
+
 def test_replicas_that_can_not_be_reached_are_not_called_absent(monkeypatch):
   """They have told each other an address at which nobody listens."""
   monkeypatch.setattr(addresses, "has_unix", lambda: False)

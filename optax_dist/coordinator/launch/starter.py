@@ -19,7 +19,10 @@ _IDLE = 60.0
 
 
 def where_to_start(
-  address: str, which: environment.ProcessEnvironment, wanted: bool | None
+  address: str,
+  which: environment.ProcessEnvironment,
+  wanted: bool | None,
+  timeout: float,
 ) -> addresses.Endpoint | None:
   """Where this process starts the coordinator; None if it does not.
 
@@ -27,6 +30,7 @@ def where_to_start(
     address: of the coordinator.
     which: this process.
     wanted: `join`'s start_coordinator.
+    timeout: `join`'s; a name that is not known yet is waited for no longer.
 
   Raises:
     ValueError: it can't start one for this address.
@@ -39,6 +43,7 @@ def where_to_start(
       )
     return None
   (where,) = addresses.parse(address)
+  addresses.wait_for(where.host, timeout)
   if wanted is None:
     wanted = which.channel is None and addresses.is_own(where.host)
   return where if wanted else None

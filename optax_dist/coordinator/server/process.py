@@ -72,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # A name or address of this host that isn't an address of its own (a service,
     # a mapped port) leads to one of its addresses.
     bind = way.host
+    addresses.wait_for(bind)
     if not addresses.is_own(bind):
       bind = addresses.everywhere(bind).text
     return cls(bind=bind, port=way.port, advertise=way.host)

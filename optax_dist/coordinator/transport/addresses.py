@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
+import math
 import random
 import socket
 import sys
+import time
 from typing import Any, NamedTuple
+
+_log = logging.getLogger("optax_dist.coordinator")
 
 # Below the ephemeral ports of common systems, and below this library's
 # defaults.
 _QUIET_PORTS = range(10000, 29000)
 # A documentation range: only a route is looked up, and no packet is sent.
 _ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+# The longest wait for a name that is not known yet, and from one look to the next.
+_UNKNOWN_SECONDS, _AGAIN_SECONDS = 30.0, 0.5
 _EVERYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
@@ -161,6 +168,29 @@ def resolve(host: str) -> list[Ip]:
   ) as error:  # Unicode: a label is empty, or too long.
     raise ValueError(f"the name {host!r} can't be resolved: {error}") from None
   return list(dict.fromkeys(_ip_of(candidate[4]) for candidate in candidates))
+
+
+def wait_for(host: str, timeout: float = math.inf) -> None:
+  """Waits until a name is known, as that of a pod is soon after its start.
+
+  Args:
+    host: name or address of the coordinator.
+    timeout: seconds to wait, if that is less than usual. Whoever uses the name then
+      says that it is unknown.
+  """
+  seconds = min(timeout, _UNKNOWN_SECONDS)
+  end, said = time.monotonic() + seconds, False
+  while True:
+    try:
+      resolve(host)
+      return
+    except ValueError as error:
+      if time.monotonic() >= end:
+        return
+      if not said:
+        _log.warning("%s. It is tried again for %g s.", error, seconds)
+        said = True
+      time.sleep(_AGAIN_SECONDS)
 
 
 def is_here(host: str) -> bool:

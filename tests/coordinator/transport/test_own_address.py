@@ -107,8 +107,9 @@ def test_a_listener_of_one_family_is_not_advertised_in_the_other(network):
 
 
 @pytest.mark.parametrize("secret", [None, "a secret of enough bytes"])
-def test_a_name_that_is_not_known_is_the_error(network, secret):
+def test_a_name_that_is_not_known_is_the_error(network, monkeypatch, secret):
   network({"127.0.0.1": ["127.0.0.1"]}, "10.0.0.2")
+  monkeypatch.setattr(addresses, "_UNKNOWN_SECONDS", 0.0)
   with pytest.raises(ValueError, match=r"the name 'nowhere' can't be resolved"):
     coordinator.join(
       optax.sgd(0.1),
