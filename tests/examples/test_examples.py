@@ -65,11 +65,6 @@ def test_digits(tmp_path, strategy):
   assert (output / "training.png").stat().st_size > 10_000
 
 
-def test_digits_refuses_a_batch_that_devices_can_not_share():
-  with pytest.raises(AssertionError, match="--batch 63 is no multiple of 2"):
-    run("digits.py", "--batch", "63")
-
-
 def launched(output, *flags, program):
   """The process of a launched example."""
   name, *arguments = program
@@ -147,6 +142,8 @@ _KILLED = (
 )
 
 
+# runs/test_deterministic.py has the bits, and digits_launched.py is launched above.
+@pytest.mark.nightly
 def test_deterministic_ends_with_the_bits_of_one_replica(tmp_path):
   program = ["deterministic.py", "--epochs", "1"]
   alone = launch(tmp_path / "1", "--replicas", "1", program=program)
@@ -211,17 +208,18 @@ def test_a_trainer_with_a_replica_that_is_killed(tmp_path, name, needs, steps):
 
 def test_a_trainers_checkpoint_outlives_the_whole_job(tmp_path):
   name = "any_trainer_nnx.py"
+  flags = ("--replicas", "2", "--min-replicas", "1", "--chaos", "kill:1@10")
   began = any_trainer(
-    tmp_path, name, *_KILLED, steps=9999, start=subprocess.Popen
+    tmp_path, name, *flags, steps=9999, start=subprocess.Popen
   )
   pids, steps, saved = [], [], tmp_path / "checkpoints" / "100"
   with began:
-    while len(pids) < 4:  # Replica 1 starts twice.
+    while len(pids) < 3:  # Replica 1 starts twice.
       line = began.stdout.readline()
       for pid, step in re.findall(r"process (\d+) starts at step (\d+)", line):
         pids.append(int(pid))
         steps.append(int(step))
-    assert steps[3] > max(steps[:3])  # The run's, not that of a fresh start.
+    assert steps[2] > max(steps[:2])  # The run's, not that of a fresh start.
     end = time.monotonic() + 120
     while not saved.exists():
       assert time.monotonic() < end

@@ -96,7 +96,8 @@ def _floats(model):
 @jax.numpy_rank_promotion("allow")
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize(
-  ("count", "explicit"), [(1, True), (N, False), (N, True)]
+  ("count", "explicit"),
+  [(1, True), (N, False), pytest.param(N, True, marks=pytest.mark.nightly)],
 )
 def test_a_module_trains_as_in_plain_nnx(count, explicit):
   step = optax_dist.train_step(_loss, SHARED, maps.mesh(count, explicit), AXIS)
@@ -203,9 +204,11 @@ def test_the_collections_of_a_linen_module(has_aux):
   variables, state = step.init(start)
   params, stats = start["params"], start["batch_stats"]
   opt_state = INNER.init(params)
-  gradient = jax.value_and_grad(
-    lambda p, s, b: _linen_loss({"params": p, "batch_stats": s}, b),
-    has_aux=True,
+  gradient = jax.jit(
+    jax.value_and_grad(
+      lambda p, s, b: _linen_loss({"params": p, "batch_stats": s}, b),
+      has_aux=True,
+    )
   )
   for batch in BATCHES:
     variables, state, value = step(variables, state, batch)

@@ -44,7 +44,11 @@ def _run(hosts, command, folder, program, **more):
   return [one.returncode for one in made], texts
 
 
-@pytest.fixture(scope="module", params=[(6,), (6, 4), (4,)])
+# With IPv4 alone other tests are between hosts.
+@pytest.fixture(
+  scope="module",
+  params=[(6,), (6, 4), pytest.param((4,), marks=pytest.mark.nightly)],
+)
 def hosts(request):
   with host_maker.Hosts(2, versions=request.param) as made:
     yield made

@@ -101,8 +101,9 @@ def test_follows_the_rule(map_name, needed):
   _run(map_name, tx, 12, oracle=Oracle(N, needed))
 
 
-@pytest.mark.parametrize("needed", [2, N, N + 1])
-@pytest.mark.parametrize("map_name", ["pmap", "shard_map", "shard_map_vma"])
+@pairwise.every_value(
+  needed=[2, N, N + 1], map_name=["pmap", "shard_map", "shard_map_vma"]
+)
 def test_sums_that_share_a_message_follow_the_rule(
   map_name, needed, monkeypatch
 ):
