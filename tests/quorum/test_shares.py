@@ -88,13 +88,3 @@ def test_a_commit_of_an_exact_step_asks_all_that_live():
   state, decisions = quorum.step(state, quorum.Arrive(1, 0, count=2))
   tokens = [d for d in decisions if isinstance(d, quorum.Token)]
   assert tokens == [quorum.Token(replica, 1, 2) for replica in range(3)]
-
-
-def test_a_dropped_addition_leaves_the_sum_of_an_exact_step():
-  """Another replica had brought its last gradient before."""
-  state = joined(4, 2, 2, exact=True)
-  state, _ = quorum.step(state, quorum.Arrive(0, 0, count=2))
-  held = state.accepted
-  state, decisions = quorum.step(state, quorum.Arrive(0, 0, finite=False))
-  assert [type(d) for d in decisions] == [quorum.Drop, quorum.Token]
-  assert state.accepted == held

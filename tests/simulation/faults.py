@@ -53,7 +53,6 @@ class Result:
     trace: the events, if they were asked for.
     transcript: what happened, human-readable, if that was asked for.
     ended: whether the run ended well.
-    excuses: for what replicas were excused that failed.
   """
 
   schedule: Schedule
@@ -62,7 +61,6 @@ class Result:
   violation: str
   trace: tuple[str, ...]
   ended: bool
-  excuses: frozenset[str] = frozenset()
   transcript: tuple[str, ...] = ()
 
 
@@ -207,18 +205,6 @@ def _living(world: World, index: int) -> Process | None:
 
 def _all_living(world: World) -> list[Process]:
   return [p for p in world.all if p.alive and not p.over]
-
-
-def _others(world: World, process: Process, index: int) -> list[Process]:
-  """The process of a replica, or another one instead of `process`."""
-  living = [p for p in _all_living(world) if p is not process]
-  return ([p for p in living if p.index == index] or living)[-1:]
-
-
-def _all_are_members(world: World) -> bool:
-  names = world.checker.members.values()
-  indices = {world.by_name[name].index for name in names}
-  return len(indices) == world.setting.replicas
 
 
 def can_spare(world: World, index: int) -> bool:
@@ -460,6 +446,5 @@ def run(
     violation,
     tuple(world.trace or ()),
     ended,
-    frozenset(checker.excuses),
     tuple(world.transcript or ()),
   )

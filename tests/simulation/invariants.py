@@ -150,10 +150,8 @@ class Checker:
     self.took_a_step: set[str] = set()
     # Whether a stranger was the first, and has taken a step alone.
     self.is_strangers = False
-    # Why the run ended with an error; "" where nothing excused that. And all that
-    # was excused, for whoever counts it.
+    # Why the run ended with an error; "" where nothing excused that.
     self.why_it_ended = ""
-    self.excuses: set[str] = set()
     # Replicas that were let go.
     self.gone: set[int] = set()
     # The latest process that left with the latest state, and with no fault about
@@ -310,7 +308,6 @@ class Checker:
         lives = self.world.by_name[name].alive
         if lives and away < TIMEOUT / FASTEST:
           self.fail("A20", f"it begins again, and {name} lives with its state")
-      self.excuses.add("it began again, as nobody had the state")
     self.lost += len(self.members)
     self.members = {}
     self.forget_steps(step)
@@ -1357,7 +1354,6 @@ class Checker:
         if not excuse:
           guarantee = "A22" if self.setting.bad else "A9"
           self.fail(guarantee, f"{process.name} fails: {reason}")
-        self.excuses.add(excuse)
     self.died(process)
 
   def has_twin(self, process: Any) -> bool:

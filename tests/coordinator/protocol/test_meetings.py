@@ -54,23 +54,6 @@ def test_one_that_goes_before_all_have_come_is_waited_for():
   assert replica.told["b1"] == replica.told["a0"] == msg.Met("a0", PLACE)
 
 
-def test_one_that_is_lost_after_that_ends_the_others():
-  replica = met()
-  assert replica.lose("a1") == {"a0"}
-  assert "process 1 is lost (broken: killed)" in replica.told["a0"].reason
-  replica.lose("a0")
-  replica.call("b1", 1)
-  replica.call("b0", 0)
-  assert replica.told["b1"] == msg.Met("b0", PLACE)
-
-
-def test_one_that_joins_ends_nobody():
-  replica = met()
-  assert not replica.lose("a0", "left")
-  assert not replica.lose("a1", "left")
-  assert not replica.meetings._meetings
-
-
 def test_one_that_starts_again_first_ends_the_others():
   replica = met()
   # The connection of the one before may still look well.
