@@ -145,7 +145,7 @@ class Keeper:
       how = f"has not answered for {_SILENCE:g} s, and is replaced"
     if not self._fails:  # Of one that can't start, nobody need hear again.
       self._say(f"process {made.pid} {how}")
-    self._fails = code >= 0 and now - self._began < _HEALTHY
+    self._fails = code > 0 and now - self._began < _HEALTHY
     self._due = now + (_PAUSE if self._fails else 0.0)
 
   def _start_again(self, now: float) -> None:

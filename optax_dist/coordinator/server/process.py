@@ -86,8 +86,41 @@ class CoordinatorProcess:
     address: address that its members connect to, or the URL of etcd.
   """
 
-  def __init__(self, process: subprocess.Popen[bytes], address: str):
-    self.process, self.address = process, address
+  def __init__(self, process: subprocess.Popen[bytes]):
+    """Waits until it is ready; from then on what it prints is logged.
+
+    Args:
+      process: what `start` has started.
+
+    Raises:
+      PortTaken, RuntimeError, TimeoutError: see `start`.
+    """
+    self.process, self.address = process, ""
+    # What it says before it is ready; and whether that, or its end, has come.
+    self._printed, self._known = "", threading.Event()
+    threading.Thread(
+      target=self._read, name="optax-dist-coordinator-output", daemon=True
+    ).start()
+    in_time = self._known.wait(START_SECONDS)
+    if not self.address:
+      self.kill()
+      raise not_ready(process.returncode if in_time else None, self._printed)
+
+  def _read(self) -> None:
+    """Reads what it says until it ends, and takes its exit status."""
+    assert self.process.stdout is not None
+    with self.process.stdout as lines:
+      for raw in lines:
+        line = raw.decode(errors="replace").rstrip()
+        if self.address:
+          _log.warning("Coordinator: %s", line)
+        elif line.startswith(READY):
+          self.address = line.removeprefix(READY)
+          self._known.set()
+        else:
+          self._printed += f"{line}\n"
+    self.process.wait()
+    self._known.set()
 
   def stop(self) -> None:
     """Stops it; its members are notified."""
@@ -169,39 +202,7 @@ def start(
     stderr=subprocess.STDOUT,
     start_new_session=True,  # Ctrl-C is handled by the parent.
   )
-  made = CoordinatorProcess(process, _address(process))
-  threading.Thread(
-    target=_pass_on,
-    args=(process,),
-    name="optax-dist-coordinator-output",
-    daemon=True,
-  ).start()
-  return made
-
-
-def _address(process: subprocess.Popen[bytes]) -> str:
-  """Reads what it prints until it says where it is; ends it if it never does."""
-  late = threading.Event()
-
-  def give_up() -> None:
-    late.set()
-    process.kill()
-
-  watchdog = threading.Timer(START_SECONDS, give_up)
-  watchdog.start()
-  printed = ""
-  assert process.stdout is not None
-  try:
-    for raw in process.stdout:
-      line = raw.decode(errors="replace")
-      if line.startswith(READY):
-        return line.removeprefix(READY).strip()
-      printed += line
-  finally:
-    watchdog.cancel()
-  process.stdout.close()
-  code = process.wait()
-  raise not_ready(None if late.is_set() else code, printed)
+  return CoordinatorProcess(process)
 
 
 def not_ready(code: int | None, printed: str) -> Exception:
@@ -222,15 +223,6 @@ def not_ready(code: int | None, printed: str) -> Exception:
     f"{text} Most likely another job has this address, or another launcher has"
     " --node-rank 0 of this one."
   )
-
-
-def _pass_on(process: subprocess.Popen[bytes]) -> None:
-  """Logs what it says until it ends, and takes its exit status."""
-  assert process.stdout is not None
-  with process.stdout as lines:
-    for line in lines:
-      _log.warning("Coordinator: %s", line.decode(errors="replace").rstrip())
-  process.wait()
 
 
 def default_log(port: int) -> pathlib.Path:
