@@ -7,8 +7,6 @@ import os
 import pathlib
 from typing import Any
 
-import msgspec
-
 from optax_dist.cli import errors, parser
 from optax_dist.cli.launch import options
 
@@ -70,21 +68,18 @@ def run(args: argparse.Namespace) -> int:
       store = places.of_coordinator(args.store, variables.store)
     if args.address and args.store:
       raise ValueError("has either an --address, or a --store")
+    more: dict[str, Any] = {
+      "journal": args.journal,
+      "certificates": variables.find_certificates(),
+    }
     if store is not None:
-      settings = process.Settings(bind=variables.local_addr)
+      settings = process.Settings(bind=variables.local_addr, **more)
     elif args.address and args.output:
       args.output.mkdir(parents=True, exist_ok=True)
-      settings = msgspec.structs.replace(
-        process.Settings.at(args.address),
-        log=os.fspath(args.output / options.LOG),
-      )
+      log = os.fspath(args.output / options.LOG)
+      settings = process.Settings.at(args.address, log=log, **more)
     else:
       raise ValueError("needs --address and --output, or --store")
-    settings = msgspec.structs.replace(
-      settings,
-      journal=args.journal,
-      certificates=variables.find_certificates(),
-    )
     secret = variables.find_secret() or ""
   except (OSError, ValueError) as error:
     raise errors.CommandError(f"coordinator: {error}") from None

@@ -13,8 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-
-import msgspec
+from typing import Any
 
 from optax_dist.coordinator.launch import child, output
 from optax_dist.coordinator.launch.child import Child
@@ -206,19 +205,16 @@ def _settings(
   continues: bool,
 ) -> Settings | None:
   """How this launcher starts the coordinator; None if it starts none."""
+  more: dict[str, Any] = {
+    "journal": environment.journal,
+    "certificates": environment.find_certificates(),
+  }
   if environment.store is not None:
-    settings = Settings(bind=environment.local_addr)
-  elif placement.external or placement.rank:
+    return Settings(bind=environment.local_addr, **more)
+  if placement.external or placement.rank:
     return None
-  else:
-    where = placement.address or f"127.0.0.1:{addresses.free_ports()[0]}"
-    settings = Settings.at(where)
-    log = log or process.default_log(settings.port)
-    if not (continues and server_log.goes_on(log, placement.replicas)):
-      server_log.forget(log)
-    settings = msgspec.structs.replace(settings, log=str(log))
-  return msgspec.structs.replace(
-    settings,
-    journal=environment.journal,
-    certificates=environment.find_certificates(),
-  )
+  where = placement.address or f"127.0.0.1:{addresses.free_ports()[0]}"
+  log = log or process.default_log(addresses.parse(where)[-1].port)
+  if not (continues and server_log.goes_on(log, placement.replicas)):
+    server_log.forget(log)
+  return Settings.at(where, log=str(log), **more)

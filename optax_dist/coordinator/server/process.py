@@ -62,8 +62,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
   parent: int | None = None
 
   @classmethod
-  def at(cls, address: str) -> Settings:
+  def at(cls, address: str, **more: Any) -> Settings:
     """Where one listens that others reach at an address of this host.
+
+    Args:
+      address: ``host:port``.
+      **more: its other fields.
 
     Raises:
       ValueError: it is no address.
@@ -75,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     addresses.wait_for(bind)
     if not addresses.is_own(bind):
       bind = addresses.everywhere(bind).text
-    return cls(bind=bind, port=way.port, advertise=way.host)
+    return cls(bind=bind, port=way.port, advertise=way.host, **more)
 
 
 class CoordinatorProcess:
