@@ -1,7 +1,6 @@
 """Micro-batches add up to the same bits, whoever computes them."""
 
 import itertools
-import random
 
 import jax.numpy as jnp
 import numpy as np
@@ -107,19 +106,6 @@ def mean(layout, slots, sums):
   return reducer.Reducer(layout, data).whole(parts, gradients)
 
 
-def assignments(count, replicas, seed):
-  """The slots of each replica, as a run might have given them out."""
-  rng = random.Random(seed)
-  owner = [rng.randrange(replicas) for _ in range(count)]
-  owner[:replicas] = range(replicas)
-  result = []
-  for replica in range(replicas):
-    own = [slot for slot in range(count) if owner[slot] == replica]
-    rng.shuffle(own)
-    result.append(own)
-  return result
-
-
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_a_sum_has_the_bits_of_the_tree(wire):
   layout = layouts.layout(TEMPLATE, wire)
@@ -132,18 +118,6 @@ def test_a_sum_has_the_bits_of_the_tree(wire):
   whole = summed(summing, [6, 0, 5, 1, 4, 2, 3])
   assert whole.spans == ((0, 7),)
   same_bits(decoded(layout, whole.arrays[0]), by_hand(7, wire, 0, 7))
-
-
-@pytest.mark.parametrize("wire", wire_formats.WIRES)
-@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
-def test_a_mean_does_not_depend_on_who_has_computed_what(wire, replicas):
-  """As the coordinator averages what came in messages."""
-  layout = layouts.layout(TEMPLATE, wire)
-  summing = make_summing(layout, slots=11)
-  want = mean(layout, 11, [summed(summing, range(11))])
-  for seed in range(4):
-    sums = [summed(summing, s) for s in assignments(11, replicas, seed)]
-    assert mean(layout, 11, sums) == want
 
 
 def test_denormals_are_not_lost():

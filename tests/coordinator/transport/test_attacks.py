@@ -82,7 +82,10 @@ _NONSENSE = [
   b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("0400000008011001"),
   b"\0" * 100_000,
   b"\xff" * 8,
+  # Another part of the handshake, one that is too long, and one without names.
   b"OxDt\x01\x00\x03\x00\x00",
+  b"OxDt\x01\x00\x01\xff\xff",
+  b"OxDt\x01\x00\x01\x2c\x00" + bytes(40) + b"\xff\xff\xff\xff",
 ]
 
 

@@ -564,13 +564,6 @@ def test_arrays_are_sent_to_a_peer_that_can_not_map_memory(alone, monkeypatch):
     assert bytes(event.data) == b"7" * 1_000_000
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
-def test_frames_are_signed_where_others_could_change_them(new_world, kind):
-  a, _ = new_world(kind).pair()
-  signed = a._sessions["b"].frames.keys is not None
-  assert signed == (kind == "tcp")
-
-
 def test_small_socket_buffers_suffice(tcp):
   a, b = tcp.pair()
   for transport in (a, b):
