@@ -35,8 +35,8 @@ class Finder:
       ValueError: a certificate can't be used.
     """
     self._where, self._secret, self._wake = where, secret, wake
+    # For the thread that watches.
     self._client = client.Client(where)
-    self._lock = threading.Lock()
     # What `find` has said last.
     self._address = ""
     self._moved = False
@@ -50,7 +50,8 @@ class Finder:
       ValueError: it is not known; the message says why.
       handshake.Refused: it won't be known, whoever asks again.
     """
-    self._address, self._moved = self._ask(), False
+    with client.Client(self._where) as asks:
+      self._address, self._moved = self._ask(asks), False
     if self._thread is None:
       self._thread = threading.Thread(
         target=self._watch, name="optax-dist-finder", daemon=True
@@ -66,20 +67,11 @@ class Finder:
   def close(self) -> None:
     """Stops asking."""
     self._closed.set()
-    # Whoever asks just now closes it afterwards.
-    if self._lock.acquire(timeout=0.1):
-      self._client.close()
-      self._lock.release()
 
-  def _ask(self) -> str:
+  def _ask(self, asks: client.Client) -> str:
     where = self._where
     try:
-      with self._lock:
-        try:
-          pair = self._client.get(where.holder_key, _REQUEST_SECONDS)
-        finally:
-          if self._closed.is_set():
-            self._client.close()
+      pair = asks.get(where.holder_key, _REQUEST_SECONDS)
       if pair is None:
         raise ValueError(f"no coordinator has the lease in {where}")
       holder = lease.holder_of(where, self._secret, pair)
@@ -92,12 +84,13 @@ class Finder:
     return holder.address
 
   def _watch(self) -> None:
-    while not self._closed.wait(_WATCH_SECONDS):
-      known = self._address
-      try:
-        address = self._ask()
-      except (ValueError, handshake.Refused):
-        continue  # The connection may be good, whatever etcd does.
-      if address != known == self._address:
-        self._moved = True
-        self._wake()
+    with self._client as asks:
+      while not self._closed.wait(_WATCH_SECONDS):
+        known = self._address
+        try:
+          address = self._ask(asks)
+        except (ValueError, handshake.Refused):
+          continue  # The connection may be good, whatever etcd does.
+        if address != known == self._address:
+          self._moved = True
+          self._wake()
