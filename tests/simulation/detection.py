@@ -29,7 +29,7 @@ class _World(World):
 
   wrong = 1.0
 
-  def slot(self, process: Process) -> tuple[sums.Nodes, bytes]:
+  def slot(self, process: Process) -> sums.Nodes:
     chosen = random.Random(f"{self.seed} {process.name} {process.computed}")
     process.is_faulty = process.index == 3 and chosen.random() < self.wrong
     return super().slot(process)
