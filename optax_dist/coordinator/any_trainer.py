@@ -22,6 +22,7 @@ from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import processes, threads, trees
+from optax_dist.coordinator.strategies import strategy
 from optax_dist.coordinator.training import preemption
 
 T = TypeVar("T")
@@ -149,6 +150,7 @@ class CoordinatedOptimizer:
     self.tx = optax.GradientTransformationExtraArgs(self._init, self._update)
     self.replica: Replica | None = None
     self._optimizer, self._options = optimizer, options
+    self._initial = strategy.initialized_by(optimizer)
     self._total_steps = total_steps
     self._owner = memberships.top_frame()
     self._memberships: list[memberships.Membership] = []
@@ -246,7 +248,7 @@ class CoordinatedOptimizer:
     step, calls, dropped = (jnp.zeros((), jnp.int32) for _ in range(3))
     finished = jnp.zeros((), jnp.bool_)
     return CoordinatedState(
-      step, calls, dropped, finished, self._optimizer.init(params)
+      step, calls, dropped, finished, self._initial(params)
     )
 
   def _update(

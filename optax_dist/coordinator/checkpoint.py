@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 
@@ -56,14 +58,11 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
 
   shared, step = replica.state_to_save()
   phases.reach("checkpointing", replica.replica)
-  tree = {
-    "params": shared.params,
-    "opt_state": shared.opt_state,
-    "global_step": step,
-  }
-  inner = trees.leaves_of(replica.inner_state)
-  if inner:
-    tree["inner_state"] = inner
+  arrays = _arrays(
+    params=shared.params,
+    opt_state=shared.opt_state,
+    inner_state=trees.leaves_of(replica.inner_state),
+  )
   first = replica.processes.index == 0
   taken: FileExistsError | None = None
   try:
@@ -72,14 +71,21 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
     with contextlib.ExitStack() as stack:
       new = ""
       if first and (line or not path.exists()):
-        about = checkpoint_folder.About(replica.run_id, step, replica.lineage)
+        about = checkpoint_folder.About(
+          replica.run_id,
+          step,
+          replica.lineage,
+          arrays={name: _kind(leaf) for name, leaf in arrays.items()},
+        )
         folder = checkpoint_folder.new(path, about, **line)
         new = str(stack.enter_context(folder))
       new, *_ = replica.processes.gather(new)
       if not new:
         raise FileExistsError(path)
       with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(pathlib.Path(new), tree)
+        # orbax writes no arrays without numbers.
+        filled = {name: leaf for name, leaf in arrays.items() if np.size(leaf)}
+        checkpointer.save(pathlib.Path(new), filled)
       if replica.has_data:
         # All processes ask for the progress. It is written last, once everything
         # else is there.
@@ -207,24 +213,40 @@ def restore(
   Raises:
     ModuleNotFoundError: orbax-checkpoint is not installed.
     FileNotFoundError: there is no checkpoint.
-    ValueError: it is not complete, or a file of it is not what was saved.
+    ValueError: it is not complete, or a file of it is not what was saved; or it is
+      of other parameters or another optimizer.
   """
   import orbax.checkpoint as ocp
 
-  done = _progress(pathlib.Path(path, _PROGRESS))
-  about = checkpoint_folder.read(pathlib.Path(path))
-
-  like = {"params": params, "opt_state": opt_state, "global_step": 0}
   path = pathlib.Path(os.path.abspath(path))
+  done = _progress(path / _PROGRESS)
+  about = checkpoint_folder.read(path)
+  like = _arrays(params=params, opt_state=opt_state)
+  # `join` knows its structure, and where to put it.
+  inner = [name for name in about.arrays if name.startswith("inner_state")]
+  like |= {name: np.empty(*about.arrays[name]) for name in inner}
+  _check(path, about.arrays, like)
+  read = {
+    name: _abstract(leaf, about.arrays[name][1]) for name, leaf in like.items()
+  }
   with ocp.StandardCheckpointer() as checkpointer:
-    held = checkpointer.metadata(path).item_metadata
-    if held is not None and "inner_state" in held:
-      # `join` knows its structure, and where to put it.
-      like["inner_state"] = [
-        np.empty(x.shape, x.dtype) for x in held["inner_state"]
-      ]
-    restored = checkpointer.restore(path, jax.tree.map(_abstract, like))
-  restored["lineage"] = about.line
+    filled = {name: leaf for name, leaf in read.items() if leaf.size}
+    arrays = checkpointer.restore(path, filled)
+  arrays |= {
+    name: np.zeros(leaf.shape, leaf.dtype)
+    for name, leaf in read.items()
+    if not leaf.size
+  }
+  leaves = iter([arrays[name] for name in like])
+  restored = {"global_step": about.step, "lineage": about.line}
+  for name, part in (
+    ("params", params),
+    ("opt_state", opt_state),
+    ("inner_state", inner),
+  ):
+    restored[name] = jax.tree.map(lambda _: next(leaves), part)
+  if not inner:
+    del restored["inner_state"]
   if done is not None:
     restored["progress"] = done
   return restored
@@ -274,7 +296,48 @@ def _progress(path: pathlib.Path) -> ledger.Progress | None:
   return progress
 
 
-def _abstract(leaf: Any) -> Any:
-  if isinstance(leaf, jax.Array):
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-  return leaf
+def _arrays(**parts: Any) -> dict[str, Any]:
+  """The arrays of a checkpoint, by their path."""
+  return {
+    f"{name}{jax.tree_util.keystr(path)}": leaf
+    for name, part in parts.items()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(part)
+  }
+
+
+def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
+  """Shape and dtype of an array."""
+  dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+  return np.shape(leaf), str(dtype)
+
+
+def _check(
+  path: pathlib.Path,
+  saved: Mapping[str, tuple[tuple[int, ...], str]],
+  like: Mapping[str, Any],
+) -> None:
+  """Refuses a checkpoint of other parameters, or of another optimizer."""
+  for name in [*like, *saved]:
+    wanted = _kind(like[name]) if name in like else None
+    found = saved.get(name)
+    same = wanted == found
+    if wanted and found and not name.startswith("params"):
+      same = wanted[0] == found[0]  # `init` may return another dtype.
+    if not same:
+      shown = [
+        f"{kind[1]}{list(kind[0])}" if kind else "none"
+        for kind in (found, wanted)
+      ]
+      raise ValueError(
+        f"The checkpoint {path} is of another model or optimizer: {name} is"
+        f" {shown[0]} there, and {shown[1]} here. Restore it with those it was"
+        " saved with."
+      )
+
+
+def _abstract(leaf: Any, dtype: str) -> Any:
+  """What orbax is to read, with the dtype that was saved."""
+  if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+    return np.empty(np.shape(leaf), jnp.dtype(dtype))
+  kind = leaf.dtype if str(leaf.dtype) == dtype else jnp.dtype(dtype)
+  return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=leaf.sharding)

@@ -51,6 +51,7 @@ class About(msgspec.Struct, frozen=True):
     lineage: the runs before that one (`Replica.lineage`).
     number: one more than that of all that were in the folder when it was saved.
     files: the size of each file, by its path; without any it is not complete.
+    arrays: shape and dtype of each array, by its path.
   """
 
   run: str
@@ -58,6 +59,7 @@ class About(msgspec.Struct, frozen=True):
   lineage: Lineage = ()
   number: Natural = 0
   files: dict[str, Natural] = {}
+  arrays: dict[str, tuple[tuple[Natural, ...], str]] = {}
 
   @property
   def line(self) -> Lineage:

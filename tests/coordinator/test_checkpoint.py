@@ -7,6 +7,7 @@ from concurrent import futures
 
 import embedded_runs as runs
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint
@@ -287,3 +288,61 @@ def test_a_resumed_replica_compiles_its_gradient_once(tmp_path):
   result = checkpoint.resume(tmp_path, params, opt.init(params))
   assert result["global_step"] == 2
   assert programs(4, **result) == 1
+
+
+@pytest.mark.parametrize(
+  ("params", "opt"),
+  [
+    ({"a.b": np.ones(2), "a": {"b": np.zeros(2)}}, optax.sgd(0.1)),
+    ({"w": np.ones(2), "none": np.zeros((0, 3))}, optax.sgd(0.1, momentum=0.9)),
+    ({"w": jnp.ones(3, jnp.bfloat16)}, runs.widening()),
+  ],
+  ids=["names", "empty", "dtypes"],
+)
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
+  params, opt, tmp_path
+):
+  """Whatever leaves parameters and optimizer have."""
+  params = jax.tree.map(jnp.asarray, params)
+
+  def run(steps, **start):
+    def train(replica):
+      while replica.global_step < steps:
+        replica.step(jax.tree.map(lambda x: x / 3, replica.params))
+        if replica.global_step == 2:
+          checkpoint.save(tmp_path / f"step-{steps}", replica)
+      return replica.fingerprint()
+
+    return coordinator.run_embedded(train, 1, opt, **start)
+
+  whole = run(5, params=params)
+  start = checkpoint.restore(tmp_path / "step-5", params, opt.init(params))
+  assert run(5, **start) == whole
+
+
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused_by_name(
+  tmp_path,
+):
+  params = {"w": jnp.ones((2, 3))}
+  opt = optax.sgd(0.1, momentum=0.9)
+  coordinator.run_embedded(
+    lambda replica: checkpoint.save(tmp_path / "step-0", replica),
+    1,
+    opt,
+    params,
+  )
+  narrow = {"w": params["w"].astype(jnp.bfloat16)}
+  for like, optimizer, wrong in (
+    ({"v": params["w"]}, opt, r"params\['v'\] is none there"),
+    (
+      {"w": params["w"].T},
+      opt,
+      r"\['w'\] is float32\[2, 3\] there, and float32\[3",
+    ),
+    (narrow, opt, r"params\['w'\] is float32\[2, 3\] there, and bfloat16"),
+    (params, optax.sgd(0.1), r"opt_state\[0\].trace\['w'\] .*, and none here"),
+  ):
+    with pytest.raises(
+      ValueError, match=f"another model or optimizer: .*{wrong}"
+    ):
+      checkpoint.restore(tmp_path / "step-0", like, optimizer.init(like))

@@ -11,6 +11,7 @@ import embedded_runs as runs
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 import served
 import waiting
@@ -224,8 +225,26 @@ def test_invalid_numbers_are_refused(argument, said):
 def test_invalid_options_are_refused_by_name(argument, error, said):
   with pytest.raises(error, match=said):
     coordinator.run_embedded(
-      lambda replica: None, 1, optax.adam(0.1), jnp.zeros(2), **argument
+      lambda replica: None,
+      1,
+      optax.sgd(0.1, momentum=0.9),
+      jnp.zeros(2),
+      **argument,
     )
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_optimizer_that_needs_the_loss_is_refused_with_the_remedy(local):
+  plateau = optax.contrib.reduce_on_plateau()
+  strategy = coordinator.local_updates(plateau) if local else None
+  opt = optax.chain(optax.sgd(0.1), *([] if local else [plateau]))
+  said = "needs more than gradients: .*'value'.*set_hyperparams"
+  with pytest.raises(TypeError, match=said):
+    coordinator.run_embedded(
+      lambda replica: None, 1, opt, jnp.zeros(2), strategy=strategy
+    )
+  with pytest.raises(TypeError, match=said):
+    coordinator.as_optimizer(plateau, total_steps=3).tx.init(jnp.zeros(2))
 
 
 def _join_at(address, **options):

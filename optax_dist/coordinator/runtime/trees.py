@@ -74,6 +74,21 @@ def restorer(leaf: Any) -> Callable[[Any], Any]:
   return lambda array: jax.device_put(wrap(jnp.array(array)), sharding)
 
 
+def widened(tree: Any, like: Any) -> Any:
+  """A tree whose numbers have the dtypes of another, where these are wider."""
+
+  def widen(x: Any, y: Any) -> Any:
+    kinds = jnp.result_type(x), y.dtype
+    wider = all(jnp.issubdtype(kind, jnp.floating) for kind in kinds)
+    if wider and jnp.finfo(kinds[0]).bits < jnp.finfo(kinds[1]).bits:
+      return jnp.asarray(x, y.dtype)
+    return x
+
+  if jax.tree.structure(tree) != jax.tree.structure(like):  # type: ignore[operator]
+    return tree  # `check_like` names the difference.
+  return jax.tree.map(widen, tree, like)
+
+
 def soundness(tree: Any) -> Callable[[Any], bool]:
   """What checks that all numbers which are finite in a tree still are in another.
 

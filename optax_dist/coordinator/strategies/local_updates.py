@@ -34,6 +34,7 @@ def local_updates(
   """
   period = checks.count("communication_period", communication_period)
   outer = outer_optimizer or optax.sgd(1.0)
+  init = strategy.initialized_by(outer)
 
   def make(
     opt: optax.GradientTransformation, quorum: strategy.Quorum
@@ -50,7 +51,7 @@ def local_updates(
       period,
       quorum,
       alone=False,
-      shared=lambda params: strategy.SharedState(params, outer.init(params)),
+      shared=lambda params: strategy.SharedState(params, init(params)),
       payload=jax.jit(optax.tree.sub),
       apply=strategy.applied_by(outer),
     )

@@ -134,11 +134,47 @@ class SharedState(NamedTuple):
   hyperparams: Any = ()
 
 
+# Updates after which dtypes stay: that of one number may follow from another's.
+_UPDATES = 3
+
+
 def initialized_by(
   optimizer: optax.GradientTransformation,
 ) -> Callable[[Any], Any]:
-  """Initializes the state of a replica's own optimizer, as arrays."""
-  return lambda params: jax.tree.map(jnp.asarray, optimizer.init(params))
+  """What initializes an optimizer's state, with the dtypes that updates give it.
+
+  Those of `init` may be other ones, where parameters are narrower than float32: a
+  state that is sent or saved would lose digits.
+
+  Raises:
+    TypeError: in what is returned: a gradient is not enough for the optimizer.
+  """
+  update = jax.jit(optax.with_extra_args_support(optimizer).update)
+
+  def after(params: Any, state: Any) -> Any:
+    try:
+      return jax.eval_shape(update, params, state, params)[1]
+    except TypeError as error:
+      if "required keyword-only" not in str(error):
+        raise
+      raise TypeError(
+        f"The optimizer needs more than gradients: {error}. A step of the"
+        " coordinator is computed from the mean gradient alone. For a learning rate"
+        " that depends on the loss use optax.inject_hyperparams and"
+        " replica.set_hyperparams(...)."
+      ) from error
+
+  def init(params: Any) -> Any:
+    state = jax.tree.map(jnp.asarray, optimizer.init(params))
+    for _ in range(_UPDATES):
+      state = jax.tree.map(
+        lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype),
+        state,
+        after(params, state),
+      )
+    return state
+
+  return init
 
 
 def applied_by(

@@ -18,7 +18,7 @@ class SyncReplicas(strategy.WaitingStrategy):
     self, optimizer: optax.GradientTransformation, quorum: strategy.Quorum
   ):
     self.quorum = quorum
-    self._init = optimizer.init
+    self._init = strategy.initialized_by(optimizer)
     self.apply = strategy.applied_by(optimizer)
 
   def shared(self, params: Any) -> strategy.SharedState:

@@ -66,6 +66,7 @@ def prepare(
   params = trees.as_params(params)
   start = strategy.shared(params)
   if opt_state is not None:
+    opt_state = trees.widened(opt_state, start.opt_state)
     trees.check_like("opt_state", opt_state, start.opt_state)
     start = start._replace(opt_state=opt_state)
   inner = strategy.inner_state(strategy.local(start))

@@ -316,3 +316,17 @@ def coordinator_threads(
     if not left or time.monotonic() > end:
       return left
     time.sleep(0.01)
+
+
+def widening():
+  """A momentum of float32 for narrower parameters, which `init` does not say."""
+
+  def update(grads, state, params):
+    wide = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+    state = jax.tree.map(
+      lambda m, g: 0.9 * m.astype(jnp.float32) + g / 3, state, wide
+    )
+    return jax.tree.map(lambda m, g: -m.astype(g.dtype), state, grads), state
+
+  zeros = lambda params: jax.tree.map(jnp.zeros_like, params)
+  return optax.GradientTransformation(zeros, update)

@@ -5,6 +5,7 @@ import time
 
 import embedded_runs as runs
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import waiting
@@ -113,3 +114,29 @@ def test_a_replica_that_joins_after_the_end_has_the_final_state(inline):
     (results[0].params, results[0].opt_state),
     (results[2].params, results[2].opt_state),
   )
+
+
+def test_a_late_replica_has_all_digits_of_an_optimizer_state():
+  """Also where `init` returns a narrower dtype than an update."""
+  params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), runs.PARAMS)
+  options = {"k": 1, "n": 2, "params": params, "opt": runs.widening()}
+  world, results = runs.endpoint.World(), [runs.Result(), runs.Result()]
+  taken, joined = threading.Event(), threading.Event()
+
+  def first(replica, result):
+    for _ in range(3):
+      replica.step(jax.tree.map(lambda x: x / 3, replica.params))
+    taken.set()
+    assert joined.wait(60.0)
+
+  def late(replica, result):
+    joined.set()
+
+  threads = [runs.start(runs.make(world, 0, **options), first, results[0])]
+  assert taken.wait(60.0)
+  threads.append(runs.start(runs.make(world, 1, **options), late, results[1]))
+  runs.finish(threads)
+  assert [r.error for r in results] == [None] * 2
+  states = [jax.tree.leaves(r.opt_state) for r in results]
+  assert {x.dtype.name for x in states[0]} == {"float32"}
+  jax.tree.map(np.testing.assert_array_equal, *states)

@@ -125,9 +125,8 @@ class DecoupledDiloco(strategy.Strategy):
     """The initial shared state."""
     leaves = jax.tree.leaves(params)
     self._leaves = parts.balanced_fragments(params, self.fragments.fragments)
-    outer = tuple(
-      self._outer.init(tuple(leaves[i] for i in own)) for own in self._leaves
-    )
+    init = strategy.initialized_by(self._outer)
+    outer = tuple(init(tuple(leaves[i] for i in own)) for own in self._leaves)
     state = FragmentsState(jnp.zeros([], jnp.int32), outer)
     own = hyperparams.find(self._init(params))
     return strategy.SharedState(params, state, own)
