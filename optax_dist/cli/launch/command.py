@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
     except launcher.LaunchError as error:
       parser.say(str(error))
       return error.code
-    except (RuntimeError, TimeoutError, ValueError) as error:
-      # The coordinator can't start.
+    except (RuntimeError, OSError, ValueError) as error:
+      # Nothing can be started, or the coordinator can't.
       raise errors.CommandError(f"launch: {error}", exit_code=1) from error
 
 

@@ -8,7 +8,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -234,5 +233,8 @@ def default_log(port: int) -> pathlib.Path:
 
   Any process of this user and host that starts it again finds the same.
   """
-  folder = pathlib.Path(tempfile.gettempdir(), f"optax-dist-{os.getuid()}")
-  return folder / f"coordinator-{port}.log"
+  # Not `tempfile`, which takes another folder, or none, if that can't be written.
+  folder = os.environ.get("TMPDIR") or "/tmp"
+  return pathlib.Path(
+    folder, f"optax-dist-{os.getuid()}", f"coordinator-{port}.log"
+  )

@@ -5,7 +5,6 @@ import pathlib
 import resource
 import subprocess
 import sys
-import tempfile
 
 import jax.numpy as jnp
 import optax
@@ -40,7 +39,6 @@ def test_with_any_port_it_continues_no_log_of_another_run(
 ):
   """The port may be one at which a job was a moment ago."""
   monkeypatch.setenv("TMPDIR", str(tmp_path))
-  monkeypatch.setattr(tempfile, "tempdir", None)
   (port,) = addresses.free_ports()
   log = process.default_log(port)
   log.parent.mkdir()
@@ -59,6 +57,22 @@ __main__.run(process.Settings(port=0, idle=0.01), b"", None)
   )
   assert ended.stdout.startswith(f"{process.READY}127.0.0.1:{port}"), ended
   assert ended.stderr == ""
+
+
+def test_a_folder_for_temporary_files_that_can_not_be_written_is_named(
+  tmp_path, monkeypatch, capsys
+):
+  gone = tmp_path / "file"
+  gone.touch()
+  monkeypatch.setenv("TMPDIR", str(gone))
+  assert main.main(["launch", "--replicas", "1", "--", "true"]) == 1
+  said = capsys.readouterr().err
+  assert "optax-dist: launch: The coordinator ends: The log can't be" in said
+  assert str(gone) in said
+  # One that has a log of its own does without.
+  log = tmp_path / "log"
+  with process.start(_SECRET.encode(), port=0, log=log) as place:
+    assert place.address
 
 
 def test_the_log_of_another_job_is_named_and_no_replica_of_it_is_there(
