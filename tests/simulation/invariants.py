@@ -512,11 +512,13 @@ class Checker:
     # It gets samples only once it counts.
     if not setting.compiling or not known or setting.data is not None:
       return
-    parts = {self.world.by_name[name].index for name in at}
-    there = {self.world.by_name[name].index for name in self.members.values()}
-    away = {i for i, way in setting.bad if way == "never joins"}
+    by_name = self.world.by_name
+    joined = {by_name[name].index for name in self.processes.values()}
+    away = {*range(setting.replicas)} - joined - {*self.world.absent}
     bad = {i for i, way in setting.bad if way in ("always", "at times")}
-    if bad & (there - parts) or away - {*self.world.absent}:
+    others = [by_name[name] for name in self.members.values() if name not in at]
+    is_useless = lambda p: p.index in bad or p.step < commit.round.step
+    if away or any(map(is_useless, others)):
       return  # The step needs somebody in its place.
     ready = max(at[name] for name in known)
     most = setting.compiling / 2

@@ -96,11 +96,14 @@ class Ruling:
     """Whether steps need no gradient of a new member unless it counts.
 
     That is so where a step needs fewer gradients once replicas are gone: if it
-    counted, the step would wait for it now, or as soon as another one is gone.
+    counted, the step would wait for it now, or as soon as another one is gone. And
+    where each replica has a share of a step, if it had one before it was lost.
     """
     state = self.state
-    if state.shared or not state.config.lower_on_leave or _is_short(state):
+    if state.exact or not state.config.lower_on_leave or _is_short(state):
       return False
+    if state.shared:
+      return member.replica in state.replicas
     after, _ = quorum.step(
       state, quorum.Join(member.replica, member.incarnation)
     )
@@ -190,4 +193,4 @@ class Ruling:
 
 def _is_short(state: quorum.State) -> bool:
   """Whether fewer replicas count than a step needs."""
-  return state.live < quorum.needed(state)
+  return state.live < (1 if state.shared else quorum.needed(state))
