@@ -74,6 +74,7 @@ class Keeper:
     assert environment.secret is not None
     self._is_alone = placement.hosts == 1
     self._is_ready = self._drains = self._fails = False
+    self._last_line = ""
     # The present one; None between two, and where there is none. When the next one
     # starts; infinite for never.
     self._child: Child | None = None
@@ -142,7 +143,7 @@ class Keeper:
     how = f"{child.ending(made.popen)}; it starts again"
     if not ended:
       how = f"has not answered for {_SILENCE:g} s, and is replaced"
-    if not self._fails:  # Of one that can't start, nobody need hear again.
+    if not self._fails:
       self._say(f"process {made.pid} {how}")
     self._fails = code > 0 and now - self._began < _HEALTHY
     self._due = now + (_PAUSE if self._fails else 0.0)
@@ -190,8 +191,10 @@ class Keeper:
       self._child = None
 
   def _pass_on(self, label: str, line: str, error: bool) -> None:
-    # Of one that is never ready, it is in the error.
-    if self._is_ready:
+    # Of one that is never ready, it is in the error. Of those that fail in the same
+    # way, nobody need hear again.
+    if self._is_ready and not (self._fails and line == self._last_line):
+      self._last_line = line
       self._echo(label, line, error)
 
   def _say(self, text: str) -> None:

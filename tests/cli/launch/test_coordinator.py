@@ -1,8 +1,10 @@
 """The coordinator's process as a victim, and by itself, at the front door."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
 
 import commands
 import pytest
@@ -95,6 +97,31 @@ def test_a_coordinator_that_is_killed_or_hangs_is_started_again(
   ends = re.findall(r"ends at (\d+) (\w+)", text())
   assert ends == [(str(steps), ends[0][1])] * 2
   _check_journal(output / "journal.jsonl", steps)
+
+
+def test_one_whose_port_is_taken_for_a_while_says_so_once(start, tmp_path):
+  """It is tried again until the port is free, and the run goes on."""
+  (port,) = addresses.free_ports()
+  launcher, text = start(
+    *("launch", "--replicas", 1, "--address", f"127.0.0.1:{port}"),
+    *("--nodes", 1, "--node-rank", 0, "train.py", 100),
+  )
+  waiting.until(lambda: _steps(text) > 0, text, 180.0)
+  victim = _coordinator(launcher)
+  os.kill(launcher.pid, signal.SIGSTOP)
+  os.kill(victim, signal.SIGKILL)
+
+  def take():
+    with contextlib.suppress(OSError):  # It has not ended yet.
+      return socket.create_server(("127.0.0.1", port))
+
+  with waiting.until(take):
+    os.kill(launcher.pid, signal.SIGCONT)
+    seen = {victim, None}
+    waiting.until(lambda: seen.add(_coordinator(launcher)) or len(seen) > 4)
+  assert launcher.wait(180.0) == 0, text()
+  assert text().count("The coordinator ends: ") == 1
+  assert "ends at 100 " in text()
 
 
 def test_one_by_itself_goes_on_with_its_log(start, tmp_path):
