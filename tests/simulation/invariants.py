@@ -320,7 +320,8 @@ class Checker:
       self.samples |= {p for a, b in spans for p in range(a, b)}
       self.skipped |= {p for a, b in known[-1].skipped for p in range(a, b)}
       self.times.append(self.world.now)
-      self.written.append(None)
+    # Whoever has committed them had no time to note them, and nobody can now.
+    self.written += [None] * (step - len(self.written))
     self.versions.clear()
     self.holders.clear()
 
