@@ -17,6 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tests run on CPU devices, wherever they run: a machine with one accelerator
 # could not hold the 8-device tier.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Else each of the hundreds of processes that tests start would compile the whole
+# package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import compiling
 import hosts
