@@ -23,18 +23,15 @@ _COLUMNS = {
 _WORDS = ("replica", "state", "process", "ended", "dropped as")
 
 
-def table(numbers: RunNumbers, width: int, reported: str) -> str:
+def table(numbers: RunNumbers, width: int) -> str:
   """The current state of a run.
 
   Args:
     numbers: those of its journal.
     width: width of the terminal, in characters; a narrow one hides the least
       important columns.
-    reported: what the run's own script reports.
   """
   title = f"step {numbers.step:,}, {numbers.rate():.1f} steps/s"
-  if reported:
-    title += f", {reported}"
   if numbers.restarts:
     title += f", coordinator restarts: {numbers.restarts}"
   if numbers.abandoned:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from optax_dist.cli.runs import journal_file, own_metrics
+from optax_dist.cli.runs import journal_file
 from optax_dist.coordinator.journal_tail import Tail
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers, missing
 from optax_dist.quorum.events import ordered
@@ -44,7 +44,6 @@ class View:
   Attributes:
     tail: of the journal.
     numbers: the numbers of the run.
-    reported: what the run's own script reports.
     lock: for the user, where several threads read it and show it.
 
   Example:
@@ -56,7 +55,7 @@ class View:
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
     """Names the journal, which need not exist yet."""
-    self.tail, self.reported = Tail(path), ""
+    self.tail = Tail(path)
     self.lock = threading.Lock()
     self.numbers = RunNumbers(keep=WINDOW)
     self._steps: collections.deque[tuple[float, float]] = collections.deque(
@@ -67,9 +66,8 @@ class View:
     )
 
   def read(self) -> None:
-    """Reads what is new in the journal, and what the script reports."""
+    """Reads what is new in the journal."""
     self.update(self.tail.read(), self.tail.age)
-    self.reported = own_metrics.latest(self.tail.path)
 
   @property
   def unwritten(self) -> str:
@@ -98,7 +96,6 @@ class View:
       "window": WINDOW,
       "step": numbers.step,
       "rate": numbers.rate(),
-      "reported": self.reported,
       "strategy": numbers.run["strategy"] if numbers.run else "",
       "restarts": numbers.restarts,
       "trouble": self.unwritten if numbers.is_empty else numbers.trouble(),

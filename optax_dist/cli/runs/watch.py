@@ -114,4 +114,4 @@ def _table(shown: View, stream: IO[str]) -> str:
 
   if shown.numbers.is_empty:
     return shown.unwritten
-  return table.table(shown.numbers, tables.width(stream), shown.reported)
+  return table.table(shown.numbers, tables.width(stream))

@@ -16,7 +16,7 @@ def stopped_clock(monkeypatch):
 
 
 def _table(numbers, width=140):
-  return run_table.table(numbers, width, "")
+  return run_table.table(numbers, width)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 140])

@@ -7,8 +7,6 @@ import pytest
 import run_journals
 
 from optax_dist.cli import main
-from optax_dist.cli.runs import view
-from optax_dist.cli.runs.web import server
 from optax_dist.coordinator import journal
 
 
@@ -53,31 +51,6 @@ def test_a_terminal_shows_the_table_while_the_run_goes_on(
   shown = capsys.readouterr()
   assert "step 4, 1.0 steps/s" in shown.err
   assert not shown.out
-
-
-def test_loss_of_the_script_is_shown(path, capsys):
-  reported = path.with_name("metrics.jsonl")
-  for text, loss in (
-    (
-      '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.03125}\n',
-      "loss 0.03125",
-    ),
-    # The last line is not complete yet, or has no loss.
-    ('{"loss": 0.5}\n{"accuracy": 1.0}\n{"loss": 0.1', "loss 0.5"),
-    ('{"accuracy": 1.0}\n[3]\n"loss"\n{"loss": null}\n', ""),
-  ):
-    reported.write_text(text)
-    assert main.main(["watch", "--once", str(path)]) == 0
-    title = capsys.readouterr().out.splitlines()[0]
-    assert (loss in title) if loss else ("loss" not in title)
-  reported.write_text('{"loss": 0.5}\n')
-  assert main.main(["watch", str(path)]) == 0
-  assert "loss 0.5" in capsys.readouterr().out
-  page = server.Server(view.View(path))
-  try:
-    assert page.state()["reported"] == "loss 0.5"
-  finally:
-    page.close()
 
 
 def test_bad_lines_are_counted(path, capsys):
