@@ -164,7 +164,7 @@ def plan(
   Example:
     >>> from optax_dist import simulate
     >>> latency = simulate.parse_latency("bernoulli:1,10,0.01")
-    >>> plan(latency, 8, cancel=True).recommended.replicas_to_aggregate
+    >>> plan(latency, 8, cancel=True, steps=50).recommended.replicas_to_aggregate
     7
   """
   noise = float(replicas if noise_scale is None else noise_scale)
