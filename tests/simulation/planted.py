@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.mutants import making, running
-from tests.simulation import bad, faults, fragments, leases, slots
+from tests.simulation import bad, faults, fragments, groups, leases, slots
+from tests.simulation.world import SILENCE, Setting
 
 _CORE = "optax_dist.coordinator.protocol"
 _COORDINATOR, _CLIENT = f"{_CORE}.coordinator", f"{_CORE}.client"
@@ -61,6 +62,20 @@ class Outage:
     return faults.schedule(seed, outage=self._kind)
 
 
+class OnlyHolder:
+  """Schedules in which whoever has the only state is away for a while."""
+
+  run = staticmethod(faults.run)
+
+  @staticmethod
+  def schedule(seed: int) -> faults.Schedule:
+    """The schedule of a seed."""
+    setting = Setting(replicas=2, needed=1, inline=False)
+    time = 0.2 + 0.01 * (seed % 50)
+    away = (time + 0.001, "stop", (0, SILENCE + 7.0))
+    return faults.Schedule(seed, setting, ((time, "restart", (1, 0.0)), away))
+
+
 FAULTS = (
   Planted(
     "A1",
@@ -79,6 +94,14 @@ FAULTS = (
     "local_step >= global_step - max_staleness - 1",
   ),
   Planted(
+    "A2",
+    "a lost replica lowers the quorum",
+    f"{_COORDINATOR}.steps.ruling",
+    "Ruling._departure",
+    "left or self._lower_on_loss",
+    "True",
+  ),
+  Planted(
     "A3",
     "a gradient in a commit is submitted again",
     f"{_CLIENT}.submissions",
@@ -94,6 +117,15 @@ FAULTS = (
     "known != digest",
     "False",
     Outage("damage"),
+  ),
+  Planted(
+    "A4",
+    "a replica of another optimizer is let in",
+    f"{_COORDINATOR}.comparison",
+    "difference",
+    "name not in other or _compared(value) != _compared(text)",
+    "False",
+    Outage("stranger"),
   ),
   Planted(
     "A5",
@@ -142,6 +174,15 @@ FAULTS = (
     "Run._complete_departures",
     "bool(late) or last",
     "last",
+  ),
+  Planted(
+    "A9",
+    "a wish to save is not told again",
+    f"{_CLIENT}.requests",
+    "Requests.all",
+    "kind in self._last",
+    "kind in self._last and kind is not msg.Save",
+    Outage("save"),
   ),
   Planted(
     "A10",
@@ -228,6 +269,15 @@ FAULTS = (
     "True",
   ),
   Planted(
+    "A20",
+    "a run begins again though a lost replica lives that has the state",
+    f"{_COORDINATOR}.holders",
+    "Holders._may_have",
+    "lost.step + 1 > step and lost.member.process not in self._ended",
+    "False",
+    OnlyHolder,
+  ),
+  Planted(
     "A15",
     "a step may have no part of who has the state before it",
     f"{_COORDINATOR}.steps.rounds",
@@ -265,6 +315,25 @@ FAULTS = (
     bad.plain,
   ),
   Planted(
+    "A21",
+    "each gradient that is not finite begins a stall anew",
+    f"{_COORDINATOR}.steps.stall",
+    "Stall.dropped",
+    "min(record.since, now)",
+    "now",
+    bad.plain,
+    also=(("Stall.waits", "self.since is None and since < math.inf", "True"),),
+  ),
+  Planted(
+    "A21",
+    "data that was skipped ends a run well",
+    f"{_COORDINATOR}.run",
+    "Run._end_of_data",
+    "policy.lost_samples(self._config.rules.max_skipped)",
+    "''",
+    leases,
+  ),
+  Planted(
     "A22",
     "samples are given up whoever's gradients are not finite",
     "optax_dist.ledger.not_finite",
@@ -281,6 +350,113 @@ FAULTS = (
       ),
       ("avoided", "not (state.strikes or state.streaks)", "True"),
     ),
+  ),
+  Planted(
+    "A18",
+    "strikes of a replica that is not trusted count",
+    "optax_dist.ledger.not_finite",
+    "are_bad",
+    "holder in good",
+    "True",
+    bad.of_slots,
+  ),
+  Planted(
+    "A18",
+    "a slot counts as zeros because one replica says so",
+    f"{_CORE}.policies.leases",
+    "LeaseManager.check_gradient",
+    "ledger.are_bad(self.state, incarnation, bad)",
+    "message.finite",
+    bad.of_slots,
+  ),
+  Planted(
+    "A22",
+    "who has only bad samples left waits for ever",
+    f"{_CORE}.policies.leases",
+    "LeaseManager.swap",
+    "ledger.swap(self.state)",
+    "None",
+    bad.leased,
+  ),
+  Planted(
+    "A22",
+    "a replica that has died before it joined is waited for",
+    f"{_COORDINATOR}.steps.ruling",
+    "Ruling.never_joined",
+    "r not in self.state.replicas",
+    "False",
+    bad.plain,
+  ),
+  Planted(
+    "A9",
+    "who calls last has the place, also if that call is late",
+    f"{_COORDINATOR}.run",
+    "Run._hello",
+    "rival.is_connected and rival.rival != peer",
+    "False",
+    Outage("comes back"),
+  ),
+  Planted(
+    "A9",
+    "of the gradients that wait, the latest one comes first",
+    f"{_COORDINATOR}.steps.intake",
+    "Intake.check",
+    "self.queue.pop(0)",
+    "self.queue.pop()",
+    groups,
+  ),
+  Planted(
+    "A9",
+    "an early round is never announced again",
+    f"{_COORDINATOR}.steps.rounds",
+    "Rounds.deadline",
+    "current is None or not current.id.early",
+    "True",
+    Outage("stuck"),
+  ),
+  Planted(
+    "A20",
+    "a run goes on from the state of the first caller, though another is newer",
+    f"{_COORDINATOR}.run",
+    "Run._hello",
+    "hello.start.step > history.step",
+    "False",
+  ),
+  Planted(
+    "A20",
+    "who has brought the newest state is not waited for",
+    f"{_COORDINATOR}.holders",
+    "Holders.wait",
+    "step < history.origin.step",
+    "False",
+    groups,
+  ),
+  Planted(
+    "A22",
+    "steps wait for the first gradient of a newcomer",
+    f"{_COORDINATOR}.steps.intake",
+    "Intake.joined",
+    "self._ruling.can_go_without(state.member)",
+    "False",
+    Outage("comes back"),
+  ),
+  Planted(
+    "A9",
+    "a newcomer whose first gradient is late never begins",
+    f"{_COORDINATOR}.steps.intake",
+    "Intake._begin_newcomers",
+    "newcomer.late is not None or (leased and state.has(0))",
+    "False",
+    Outage("comes back"),
+  ),
+  Planted(
+    "A22",
+    "a stranger that came first takes a step, though others are there",
+    f"{_COORDINATOR}.steps.intake",
+    "Intake._may_process",
+    "self.has_job",
+    "True",
+    Outage("strangers first"),
   ),
 )
 
