@@ -921,9 +921,12 @@ class Checker:
     setting = self.setting
     if len(self.bad) == setting.replicas:
       return True
+    # A part is a sum, to which each submission has added.
+    names = {self.processes[part.incarnation] for part in commit.parts}
     found = [
-      self.submissions[self.processes[part.incarnation], part.sequence]
-      for part in commit.parts
+      one
+      for (name, _), one in self.submissions.items()
+      if name in names and one.submitted.local_step == commit.round.step
     ]
     alone = len(self.members) < 2 or any(one.was_alone for one in found)
     at_times = "at times" in dict(setting.bad).values()
