@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import inspect
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +25,8 @@ from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import processes, threads, trees
 from optax_dist.coordinator.strategies import strategy
 from optax_dist.coordinator.training import preemption
+
+_log = logging.getLogger("optax_dist.coordinator")
 
 T = TypeVar("T")
 
@@ -200,10 +203,20 @@ class CoordinatedOptimizer:
         try:
           batch = next(left)
         except StopIteration:
+          self._warn_if_early()
           break
         yield batch
     if self._failure is not None:
       raise self._failure
+
+  def _warn_if_early(self) -> None:
+    step = 0 if self.replica is None else self.replica.global_step
+    if step < self._total_steps:
+      _log.warning(
+        "There are no more batches at step %d of %d, so this replica leaves the run."
+        " Give until_finished batches without an end, such as itertools.cycle(...).",
+        *(step, self._total_steps),
+      )
 
   def close(self, error: BaseException | None = None) -> None:
     """Ends this replica's part; idempotent.

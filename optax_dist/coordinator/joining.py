@@ -227,7 +227,7 @@ def join(
       bind=bind,
       ports=sockets.DEFAULT_PORTS
       if ports is None
-      else addresses.parse_ports(ports),
+      else addresses.parse_ports(f"{ports}"),
       advertise=advertise,
       certificates=certificates,
       restart=restart,

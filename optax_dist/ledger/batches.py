@@ -11,6 +11,10 @@ if TYPE_CHECKING:
   import numpy as np
 
 
+# That a message can have.
+_LARGEST = 2**63 - 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Batches:
   """The data of a run; equal on all replicas.
@@ -89,6 +93,16 @@ class Batches:
     is_number = isinstance(self.audit, int | float)
     if not is_number or not 0 <= self.audit <= 1:
       raise ValueError(f"audit must be from 0 to 1, got {self.audit!r}.")
+    for name in ("shuffle", "deterministic"):
+      if not isinstance(getattr(self, name), bool):
+        raise ValueError(
+          f"{name} must be True or False, got {getattr(self, name)!r}."
+        )
+    if (self.total or 0) > _LARGEST:
+      raise ValueError(
+        f"num_samples * epochs must be below 2**63, got {self.num_samples} *"
+        f" {self.epochs}. For runs without an end use epochs=None."
+      )
     if self.audit and not self.deterministic:
       raise ValueError("audit needs deterministic=True.")
 
@@ -207,6 +221,8 @@ def _indices(data: Batches, epoch: int, start: int, stop: int) -> np.ndarray:
 
 
 def _check(name: str, value: int, least: int) -> None:
+  if type(value) is int and value > _LARGEST:
+    raise ValueError(f"{name} must be below 2**63, got {value}.")
   if type(value) is not int or value < least:
     kind = "a positive integer" if least else "an integer of at least 0"
     raise ValueError(f"{name} must be {kind}, got {value!r}.")

@@ -483,12 +483,13 @@ def test_errors_are_not_lost_without_until_finished(run, monkeypatch):
     trainer.step(1)
 
 
-def test_without_more_batches_the_replica_leaves(run):
+def test_without_more_batches_the_replica_leaves(run, caplog):
   k_of_n = run(optax.sgd(0.1))
   trainer = Trainer(k_of_n.tx)
   trainer.train(k_of_n.until_finished(numbers(3)))
   assert k_of_n.replica.has_left
   assert trainer.opt_state.step == 3
+  assert re.search(r"no more batches at step 3 of \d+, so this", caplog.text)
 
 
 def test_each_number_of_the_state_has_a_buffer(run):

@@ -233,6 +233,24 @@ def test_invalid_options_are_refused_by_name(argument, error, said):
     )
 
 
+@pytest.mark.parametrize("wrong", [optax.sgd, None, "adam", 0.7])
+def test_what_is_no_optimizer_is_refused_by_name(wrong):
+  said = "must be an optax.GradientTransformation"
+  run = lambda opt, **options: coordinator.run_embedded(
+    lambda replica: None, 1, opt, jnp.zeros(2), **options
+  )
+  with pytest.raises(TypeError, match=said):
+    run(wrong)
+  with pytest.raises(TypeError, match=said):
+    coordinator.as_optimizer(wrong, total_steps=3)
+  for strategy in (coordinator.local_updates, coordinator.decoupled_diloco):
+    with pytest.raises(TypeError, match=said):
+      run(wrong, strategy=strategy())
+    if wrong is not None:
+      with pytest.raises(TypeError, match=said):
+        run(optax.sgd(0.1), strategy=strategy(wrong))
+
+
 @pytest.mark.parametrize("local", [False, True])
 def test_an_optimizer_that_needs_the_loss_is_refused_with_the_remedy(local):
   plateau = optax.contrib.reduce_on_plateau()

@@ -25,6 +25,9 @@ def test_an_epoch_has_each_sample_once(mode):
     ({"global_batch": 2.0}, "global_batch must be a positive integer"),
     ({"global_batch": 11}, "global_batch must be at most num_samples=10"),
     ({"seed": -1}, "seed must be an integer of at least 0"),
+    ({"seed": 2**63}, r"seed must be below 2\*\*63"),
+    ({"epochs": 2**62}, r"num_samples \* epochs must be below 2\*\*63"),
+    ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
     ({"epochs": 0}, "epochs must be a positive integer"),
     ({"mode": "fast"}, "mode must be 'exact' or 'streaming'"),
     (

@@ -7,6 +7,8 @@ its update would set again. A name may occur several times, as in groups of an
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,8 +98,12 @@ def check(shared: Any, values: Mapping[str, float]) -> None:
           f"set_hyperparams({name}=...) is for single numbers, and {name} is"
           f" {array.dtype}{list(array.shape)}."
         )
-      with np.errstate(over="ignore", invalid="ignore"):
-        number = float(np.asarray(value).astype(array.dtype))
+      number = math.nan  # Of what is no number.
+      with (
+        contextlib.suppress(TypeError, ValueError),
+        np.errstate(over="ignore", invalid="ignore"),
+      ):
+        number = float(np.asarray(float(value)).astype(array.dtype))
       whole = not jnp.issubdtype(array.dtype, jnp.floating)
       if not np.isfinite(number) or (whole and number != value):
         raise ValueError(

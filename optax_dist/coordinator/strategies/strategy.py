@@ -147,8 +147,14 @@ def initialized_by(
   state that is sent or saved would lose digits.
 
   Raises:
-    TypeError: in what is returned: a gradient is not enough for the optimizer.
+    TypeError: it is no optimizer; or, in what is returned, a gradient is not enough
+      for it.
   """
+  if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+    raise TypeError(
+      "An optimizer must be an optax.GradientTransformation, such as"
+      f" optax.adam(1e-3), got {optimizer!r:.100}."
+    )
   update = jax.jit(optax.with_extra_args_support(optimizer).update)
 
   def after(params: Any, state: Any) -> Any:

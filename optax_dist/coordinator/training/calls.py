@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import threading
 import time
 from collections.abc import Iterator
@@ -107,7 +109,12 @@ class TrainingCalls:
     """
     participant = self._participant
     phases.slow_down(time.monotonic() - participant.stopwatch.mark)
-    if tokens is not None and (not self.loop.weighs_tokens or tokens < 0):
+    count = 1
+    if tokens is not None:
+      with contextlib.suppress(TypeError):  # Of what is no integer.
+        count = operator.index(tokens)
+        tokens = None if count >= 0 and self.loop.weighs_tokens else tokens
+    if tokens is not None:
       raise ValueError(
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
         f" {tokens!r} with {participant.strategy.name!r}."
@@ -120,7 +127,6 @@ class TrainingCalls:
       participant.inbox.sync()
       outcome = self._ended(1)
       if outcome is None:
-        count = 1 if tokens is None else int(tokens)
         label = self._label(batch)
         outcome = self.loop.add(
           participant.encoder.fit(held.pop()), label, count

@@ -180,7 +180,7 @@ def test_what_is_no_number_of_the_state_is_refused():
       replica.set_hyperparams(learning_rate=0.1)
     with refused(rate=0.1):
       replica.set_hyperparams(rate=0.1)
-    for value in (np.nan, np.inf, 1e60):
+    for value in (np.nan, np.inf, 1e60, "fast", None, [0.1, 0.2], 1j):
       with refused(momentum=value):
         replica.set_hyperparams(momentum=value)
 

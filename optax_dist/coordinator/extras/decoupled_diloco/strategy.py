@@ -112,9 +112,9 @@ class DecoupledDiloco(strategy.Strategy):
     self._radial = merge == "radial"
     self._init = strategy.initialized_by(inner)
     self._update = strategy.applied_by(inner)
-    self._outer = optax.with_extra_args_support(
-      outer_optimizer or optax.sgd(0.7, momentum=0.9, nesterov=True)
-    )
+    outer = outer_optimizer or optax.sgd(0.7, momentum=0.9, nesterov=True)
+    self._init_outer = strategy.initialized_by(outer)
+    self._outer = optax.with_extra_args_support(outer)
     # For each fragment, the indices of its leaves.
     self._leaves: list[list[int]] = []
     self.apply = jax.jit(self._apply)
@@ -125,8 +125,9 @@ class DecoupledDiloco(strategy.Strategy):
     """The initial shared state."""
     leaves = jax.tree.leaves(params)
     self._leaves = parts.balanced_fragments(params, self.fragments.fragments)
-    init = strategy.initialized_by(self._outer)
-    outer = tuple(init(tuple(leaves[i] for i in own)) for own in self._leaves)
+    outer = tuple(
+      self._init_outer(tuple(leaves[i] for i in own)) for own in self._leaves
+    )
     state = FragmentsState(jnp.zeros([], jnp.int32), outer)
     own = hyperparams.find(self._init(params))
     return strategy.SharedState(params, state, own)

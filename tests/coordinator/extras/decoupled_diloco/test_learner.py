@@ -287,8 +287,9 @@ def test_a_learner_of_several_processes_is_refused():
 
 def test_tokens_are_for_learners_and_not_below_none(drive):
   driven = drive()
-  with pytest.raises(ValueError, match=r"tokens=.* got -1"):
-    driven.step(tokens=-1)
+  for wrong in (-1, 0.5, "8"):
+    with pytest.raises(ValueError, match=rf"tokens=.* got {wrong!r}"):
+      driven.step(tokens=wrong)
   assert driven.numbers()["a"] == [0.0] * 3
   assert driven.step(tokens=0).accepted
   sync = strategies.SyncReplicas(OPT, strategies.Quorum(1, 1))
