@@ -103,10 +103,6 @@ class Proxy:
       for pair in list(self._pairs):
         self._close(pair)
 
-  def mend(self):
-    """Lets connections be made again."""
-    self._is_cut = False
-
   def close(self):
     """Ends it."""
     self.cut()

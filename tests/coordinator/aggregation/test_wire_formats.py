@@ -13,12 +13,6 @@ from optax_dist.coordinator.aggregation import means, wire_formats
 BLOCK = wire_formats.Int8.quantum
 
 
-def some_numbers(size, seed=0):
-  rng = np.random.default_rng(seed)
-  scale = 10.0 ** rng.uniform(-30, 30, size)
-  return (rng.normal(size=size) * scale).astype(np.float32)
-
-
 def there_and_back(codec, numbers):
   raw = np.empty(codec.nbytes(numbers.size), np.uint8)
   codec.encode(numbers, raw)
