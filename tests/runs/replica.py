@@ -165,7 +165,6 @@ class _Process:
       self._replica = replica
       self._say("joined")
       command = self._steps(replica, model, self._drawn(replica))
-      seen["after"] = replica.global_step, replica.stats()
       if not deterministic:
         phases.reach("ending", job.replica)
         replica.finish()
@@ -234,7 +233,6 @@ class _Process:
       number, finished = number + 1, outcome.finished
       seen["waited"] = max(seen["waited"], outcome.waited)
       self._say("step", members=list(outcome.members))
-      seen.setdefault("before", (outcome.global_step, replica.stats()))
       if job.checkpoints:
         checkpoint.save_if_due(job.checkpoints, replica, outcome, job.every)
       if job.saves and outcome.accepted and not outcome.global_step % 2:
@@ -251,12 +249,12 @@ class _Process:
 
   def _say(self, event: str, **fields: Any) -> None:
     """Notes the state of this step, and says what it is."""
-    replica, at = self._replica, time.monotonic()
+    replica = self._replica
+    stats, at = replica.stats(), time.monotonic()
+    moved = {way: stats[way] for way in ("bytes_in", "bytes_out")}
     step, digest = replica.global_step, replica.fingerprint()
     self._seen["prints"][step] = digest
-    if event == "joined":
-      fields["bytes_in"] = replica.stats()["bytes_in"]
-    self._channel.say(event, at=at, step=step, print=digest, **fields)
+    self._channel.say(event, at=at, step=step, print=digest, **moved, **fields)
 
   # The fault.
 
