@@ -1357,6 +1357,8 @@ class Checker:
           excuse = "its gradients are wrong"
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
+        if "don't agree" in reason and not self.most_of_one_job(self.world.now):
+          excuse = "no job is that of most"
         if not excuse:
           guarantee = "A22" if self.setting.bad else "A9"
           self.fail(guarantee, f"{process.name} fails: {reason}")
