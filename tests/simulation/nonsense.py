@@ -37,7 +37,7 @@ def _to_members() -> tuple[msg.Message, ...]:
     msg.Cancel(RoundId(0, 0, 1)),
     msg.Call(0),
     msg.Refused("nonsense"),
-    msg.Welcome(0, "", 1, Start(), 0, 0, NOTHING_DONE, True, False, False),
+    msg.Welcome(0, "", 1, Start(), 0, 0, NOTHING_DONE, False, False),
     Removed(0, True, "nonsense"),
   )
 

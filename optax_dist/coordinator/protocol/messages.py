@@ -237,8 +237,6 @@ class Welcome(Struct):
       has ended.
     step: how many steps were committed.
     progress: the samples in these.
-    whole: whether all commits that its sender lacks were sent before; otherwise
-      it needs a snapshot, unless it has the state of this step.
     anew: whether it needs one in any case, unless it has the state that the run
       began from: what it has is not of this run, or not any more.
     alone: whether there is no other member.
@@ -253,7 +251,6 @@ class Welcome(Struct):
   incarnation: Integer
   step: Natural
   progress: Progress
-  whole: bool
   anew: bool
   alone: bool
   ends_in: Finite | None = None

@@ -167,7 +167,7 @@ def _forged(replica):
     entries.Ended(0, "forged", "Diverged", ()),
     messages.Welcome(
       *(epoch + 1, "forged", 9, entries.Start(), 77, 0, ledger.NOTHING_DONE),
-      *(False, True, True),
+      *(True, True),
     ),
     messages.Cancel(round_),
     messages.Refused("forged"),
@@ -220,8 +220,7 @@ def test_a_word_of_a_later_coordinator_does_not_end_this_one(job):
     ) as liar:
       liar.connect(endpoint.COORDINATOR, job["coordinator_address"], b"")
       hello = messages.Hello(
-        *(of_job, 1, liar.address, entries.Start(), epoch, -1, 1, 0),
-        *(ledger.NOTHING_DONE, -1),
+        *(of_job, 1, liar.address, entries.Start(), epoch, -1, 1, 0, -1),
       )
       liar.send(endpoint.COORDINATOR, [messages.MESSAGES.encode(hello)])
       heard = []

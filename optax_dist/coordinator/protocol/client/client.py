@@ -237,8 +237,10 @@ class Client:
     self._out.append(fx.UseRun(welcome.nonce))
     stays = welcome.incarnation == self.incarnation >= 0
     first = self._known.epoch < 0
+    # Or some of the steps that it has missed are not kept any more.
+    is_whole = not welcome.anew and self._known.read == welcome.step
     self._known.welcomed(welcome, not stays, now)
-    if not welcome.whole:
+    if not is_whole:
       # What it has submitted may be in a commit that it will never know.
       self._out += self.submissions.lost(quorum.Reason.LOST.value)
       self.applier.skip()
@@ -252,7 +254,7 @@ class Client:
       self.incarnation = welcome.incarnation
       self._waiting.begin_anew()
       self._requests.joined()
-    elif welcome.whole:
+    elif is_whole:
       self._out += self.submissions.new_coordinator()
     self.applier.begin(welcome.origin, welcome.step, welcome.alone)
     if welcome.anew and not first and not self.applier.belongs_to_run:

@@ -348,8 +348,7 @@ class Run:
     """Sends what a process has missed, and from where it takes part."""
     history = self._history
     anew = self._is_of_another_history(hello)
-    missed = None if anew else history.since(hello.read)
-    for commit in missed or ():
+    for commit in () if anew else history.since(hello.read) or ():
       self._out.send(peer, commit)
     self._out.send(
       peer,
@@ -361,7 +360,6 @@ class Run:
         incarnation,
         history.step,
         history.progress,
-        missed is not None,
         anew,
         len(history.members) < 2,
         ends_in,

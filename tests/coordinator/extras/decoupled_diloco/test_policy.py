@@ -25,7 +25,6 @@ from optax_dist.coordinator.protocol.entries import (
   Start,
 )
 from optax_dist.coordinator.protocol.history import History
-from optax_dist.ledger import NOTHING_DONE
 
 
 class Driven:
@@ -53,7 +52,7 @@ class Driven:
     self.give(ins.Received(peer, message))
 
   def hello(self, peer):
-    told = (-1, -1, 0, 0, NOTHING_DONE, 0)
+    told = (-1, -1, 0, 0, 0)
     call = msg.Hello(self.job, int(peer[1]), f"at {peer}", Start(), *told)
     self.say(peer, call)
 
@@ -137,7 +136,7 @@ def back(driven, replica, at):
   """A replica that was killed is a member again."""
   driven.give(ins.PeerLost(f"p{replica}", "broken", "it was killed"))
   driven.now = at
-  told = (-1, -1, 1, 0, NOTHING_DONE, 0)
+  told = (-1, -1, 1, 0, 0)
   peer = f"p{replica}"
   driven.say(peer, msg.Hello(driven.job, replica, f"at {peer}", Start(), *told))
 
