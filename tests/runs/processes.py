@@ -359,7 +359,7 @@ class Processes:
     if self.job.processes == 1:
       ended = [m for m in self.everyone if m.result is not None]
       self.problems += [
-        f"{m} {m.process.ending()}" for m in ended if m.process.wait(20.0)
+        f"{m} {m.process.ending()}" for m in ended if m.process.wait(60.0) != 0
       ]
 
   # What they say.
