@@ -39,13 +39,8 @@ def _columns(id):
     yield event["expect"]
 
 
-@jax.numpy_dtype_promotion("standard")
-@pytest.mark.parametrize("id", _IDS)
-def test_local_and_shared_parameters(id):
-  period, inner, params, grads = _config(id)
-  tx = optax_dist.local_updates(
-    inner(), inner(), "i", communication_period=period, num_replicas=1
-  )
+def _alone(tx, params, grads):
+  """The state of the only replica, and a step of it on these gradients."""
   state = tx.init(params)
   axes = optax_dist.states.state_axes(state)
 
@@ -53,7 +48,7 @@ def test_local_and_shared_parameters(id):
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
-  step = jax.jit(
+  mapped = jax.jit(
     jax.vmap(
       step,
       in_axes=(axes, None),
@@ -62,6 +57,17 @@ def test_local_and_shared_parameters(id):
       axis_size=1,
     )
   )
+  return state, mapped
+
+
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("id", _IDS)
+def test_local_and_shared_parameters(id):
+  period, inner, params, grads = _config(id)
+  tx = optax_dist.local_updates(
+    inner(), inner(), "i", communication_period=period, num_replicas=1
+  )
+  state, step = _alone(tx, params, grads)
   for *local_and_shared, _, rounds in _columns(id):
     params, state = step(state, params)
     params = [x[0] for x in params]  # There is one replica.
@@ -76,22 +82,7 @@ def test_the_accumulated_gradient_and_its_step(id):
   tx = optax_dist.sync_replicas(
     inner(), "i", replicas_to_aggregate=period, total_num_replicas=1
   )
-  state = tx.init(params)
-  axes = optax_dist.states.state_axes(state)
-
-  def step(state, params):
-    updates, state = tx.update(grads, state, params)
-    return optax.apply_updates(params, updates), state
-
-  step = jax.jit(
-    jax.vmap(
-      step,
-      in_axes=(axes, None),
-      out_axes=(0, axes),
-      axis_name="i",
-      axis_size=1,
-    )
-  )
+  state, step = _alone(tx, params, grads)
   for _, _, *shared, accumulated, rounds in _columns(id):
     params, state = step(state, params)
     params = [x[0] for x in params]  # There is one replica.
