@@ -108,10 +108,8 @@ def test_digits_launched_goes_on_from_its_checkpoint(tmp_path):
   assert (tmp_path / "training.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-  "number",
-  [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)],
-)
+@pytest.mark.nightly  # docs/test_first_launch.py stops a job, too.
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_digits_launched_saves_where_it_is_stopped(tmp_path, number):
   program = ["digits_launched.py", "--save-every", "1000000"]
   flags = ("--replicas", "2", "--replicas-to-aggregate", "1")
