@@ -72,7 +72,7 @@ def ways(size, options):
 
 
 def run(index, size, rounds, steps, address, secret, results):
-  found = ways(
+  result = ways(
     size,
     {
       "replica": index,
@@ -83,9 +83,9 @@ def run(index, size, rounds, steps, address, secret, results):
     },
   )
   x = jnp.float32(index)
-  times = {name: [] for name in found}
+  times = {name: [] for name in result}
   for number in range(rounds + 1):
-    for name, take in list(found.items())[:: 1 if number % 2 else -1]:
+    for name, take in list(result.items())[:: 1 if number % 2 else -1]:
       start = time.perf_counter()
       for _ in range(steps):
         take(x)

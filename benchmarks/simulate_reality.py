@@ -353,8 +353,8 @@ def predict(name, runs):
   strategy = recorded.strategy
   if "of" in setting:
     strategy = strategy._replace(replicas_to_aggregate=setting["k"])
-  found = simulate.predict(recorded, strategy, REPLICAS)
-  return found, again.steps_per_second
+  result = simulate.predict(recorded, strategy, REPLICAS)
+  return result, again.steps_per_second
 
 
 def line(name, found, measured):
@@ -401,9 +401,9 @@ def main():
         f"{'':26} {'measured':>9} {'predicted':>9}  95 % interval           error"
       )
       for name in args.rows or settings():
-        found, measured = predict(name, runs)
-        print(line(name, found, measured), flush=True)
-        for warning in found.warnings:
+        result, measured = predict(name, runs)
+        print(line(name, result, measured), flush=True)
+        for warning in result.warnings:
           print(f"    {warning}")
     finally:
       runs.end()

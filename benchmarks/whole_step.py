@@ -340,7 +340,7 @@ def step_of(case: Case, by_hand: bool, mesh: Any, width: int) -> Any:
     out_specs=all_specs[:2],
     check_vma=False,
   )
-  given = (
+  inputs = (
     _stacked(params) if case.own_params else params,
     state,
     jax.ShapeDtypeStruct((4 * DEVICES, LENGTH), jnp.int32),
@@ -353,7 +353,7 @@ def step_of(case: Case, by_hand: bool, mesh: Any, width: int) -> Any:
       tree,
     ),
     all_specs,
-    given,
+    inputs,
     is_leaf=lambda x: isinstance(x, P),
   )
   return jax.jit(run, donate_argnums=(0, 1)), types
@@ -378,8 +378,8 @@ def _stacked(tree):
 
 def _collectives(text: str) -> str:
   kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-  found = re.findall(rf" ({kinds})(?:-start)?\(", text)
-  counts = collections.Counter(found)
+  outcome = re.findall(rf" ({kinds})(?:-start)?\(", text)
+  counts = collections.Counter(outcome)
   return ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))
 
 
@@ -403,10 +403,10 @@ def _memory_bytes(text: str) -> int:
   for line in text.splitlines():
     if header := re.match(r"(?:ENTRY )?%?([\w.-]+) .*\{$", line):
       computation = header[1]
-    found = _OPERATION.match(line)
-    if not found:
+    outcome = _OPERATION.match(line)
+    if not outcome:
       continue
-    name, kind, op, rest = found.groups()
+    name, kind, op, rest = outcome.groups()
     types[name] = kind
     moved = {"copy-start", "slice-start"}
     moves_nothing = {"get-tuple-element", "bitcast", "tuple", "parameter"}
@@ -439,13 +439,13 @@ def on_tpu(case: Case, width: int) -> dict[str, Any]:
     platform="tpu", topology_name="v5e:2x4"
   ).devices
   mesh = jax.sharding.Mesh(np.array(chips), (AXIS,))
-  found = []
+  outcome = []
   for by_hand in (False, True):
     run, types = step_of(case, by_hand, mesh, width)
     begin = time.perf_counter()
     compiled = run.lower(*types).compile()
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
-    found.append(
+    outcome.append(
       {
         "seconds": time.perf_counter() - begin,
         "hbm": _memory_bytes(compiled.as_text()),
@@ -459,7 +459,7 @@ def on_tpu(case: Case, width: int) -> dict[str, Any]:
         "collectives": _collectives(compiled.as_text()),
       }
     )
-  ours, theirs = found
+  ours, theirs = outcome
   ratio = {
     key: ours[key] / theirs[key]
     for key in ("hbm", "bytes", "flops", "peak", "seconds")

@@ -37,8 +37,13 @@ def command(args: argparse.Namespace, role: str, **more: Any) -> list[str]:
     role: of the other one.
     **more: arguments of the program's own.
   """
-  told = {"role": role, "params": args.params, "seconds": args.seconds, **more}
-  flags = [(f"--{name}", str(value)) for name, value in told.items()]
+  arguments = {
+    "role": role,
+    "params": args.params,
+    "seconds": args.seconds,
+    **more,
+  }
+  flags = [(f"--{name}", str(value)) for name, value in arguments.items()]
   return [args.python, os.path.abspath(sys.argv[0]), *sum(flags, ())]
 
 

@@ -220,9 +220,9 @@ def end_with_parent() -> threading.Event:
   # Works also while native code holds the interpreter.
   left = float(os.environ.get("BENCHMARK_SECONDS", "600"))
   faulthandler.dump_traceback_later(max(0.1, left), exit=True)
-  told = threading.Event()
-  threading.Thread(target=_wait_for_end, args=(told,), daemon=True).start()
-  return told
+  notified = threading.Event()
+  threading.Thread(target=_wait_for_end, args=(notified,), daemon=True).start()
+  return notified
 
 
 def _wait_for_end(told: threading.Event) -> None:
@@ -233,10 +233,10 @@ def _wait_for_end(told: threading.Event) -> None:
 
 def used() -> dict[str, float]:
   """What this process has used so far; other processes matter little to it."""
-  found = resource.getrusage(resource.RUSAGE_SELF)
+  result = resource.getrusage(resource.RUSAGE_SELF)
   return {
-    "cpu_seconds": found.ru_utime + found.ru_stime,
-    "page_faults": found.ru_minflt,
+    "cpu_seconds": result.ru_utime + result.ru_stime,
+    "page_faults": result.ru_minflt,
   }
 
 

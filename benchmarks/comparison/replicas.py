@@ -168,7 +168,7 @@ def _step_time(path: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _replica(args: argparse.Namespace) -> None:
-  told = processes.end_with_parent()
+  go = processes.end_with_parent()
   import jax
   import jax.numpy as jnp
   import numpy as np
@@ -205,7 +205,7 @@ def _replica(args: argparse.Namespace) -> None:
   ) as replica:
     del params
     processes.say(ready=True)
-    told.wait()
+    go.wait()
     if args.kill:
       _be_watched(replica, gradient)
     compute = lambda: True

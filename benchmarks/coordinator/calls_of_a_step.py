@@ -51,13 +51,13 @@ def main() -> int:
     _replica(args)
     return 0
   processes.launch(apart=False)
-  found = _measure(args)
+  result = _measure(args)
   if args.list:
-    for file, name, thread, calls in found["listed"]:
+    for file, name, thread, calls in result["listed"]:
       print(f"{calls:8.2f}  {thread:<12}{file}:{name}")
   print(f"{'a step':<30}{'found':>10}{'goal':>8}")
   missed = False
-  for name, number in found["numbers"].items():
+  for name, number in result["numbers"].items():
     goal = GOALS.get(name)
     missed |= goal is not None and number > goal
     print(f"{name:<30}{number:>10.2f}{'' if goal is None else goal:>8}")
@@ -174,7 +174,9 @@ def _kind(thread: threading.Thread) -> str:
 
 def _used() -> dict[str, float]:
   """Processor time and wake-ups so far."""
-  found = collections.Counter({"processor time, ms": 1e3 * time.process_time()})
+  result = collections.Counter(
+    {"processor time, ms": 1e3 * time.process_time()}
+  )
   kinds = {t.native_id: _kind(t) for t in threading.enumerate()}
   for task in pathlib.Path("/proc/self/task").iterdir():
     kind = kinds.get(int(task.name), "other")
@@ -182,9 +184,9 @@ def _used() -> dict[str, float]:
       nanoseconds = int((task / "schedstat").read_text().split()[0])
       status = (task / "status").read_text().splitlines()
       (waits,) = [x for x in status if x.startswith("voluntary_ctxt")]
-      found[f"processor time, {kind}, ms"] += 1e-6 * nanoseconds
-      found[f"wake-ups, {kind}"] += int(waits.split()[1])
-  return dict(found)
+      result[f"processor time, {kind}, ms"] += 1e-6 * nanoseconds
+      result[f"wake-ups, {kind}"] += int(waits.split()[1])
+  return dict(result)
 
 
 if __name__ == "__main__":

@@ -36,12 +36,12 @@ _BURST, _BETWEEN = 10, 200
 
 def times(rng, count, bursts):
   """Seconds of steps, the first two of which compile."""
-  found = rng.lognormal(0.0, 0.6, count)
+  result = rng.lognormal(0.0, 0.6, count)
   at = int(rng.exponential(_BETWEEN)) if bursts else count
   while at < count:
-    found[at : at + _BURST] *= 10.0
+    result[at : at + _BURST] *= 10.0
     at += _BURST + int(rng.exponential(_BETWEEN))
-  return np.concatenate([rng.uniform(20.0, 55.0, 2), found]).tolist()
+  return np.concatenate([rng.uniform(20.0, 55.0, 2), result]).tolist()
 
 
 class Normal:

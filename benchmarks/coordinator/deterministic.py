@@ -39,17 +39,17 @@ def measure(args):
     started = group.start_replicas(args.replicas, server.address)
     said = [group.wait_for(process) for process in started]
   rounds = said[0]["rounds"]
-  found = {k: v for k, v in vars(args).items() if k not in ("role", "address")}
+  result = {k: v for k, v in vars(args).items() if k not in ("role", "address")}
   for kind in args.kinds:
-    found[kind] = {
+    result[kind] = {
       "seconds_per_step": statistics.median(r[kind]["step"] for r in rounds),
       "samples_per_second": statistics.median(r[kind]["rate"] for r in rounds),
     }
     if "all" in args.kinds:
       ratios = [r[kind]["rate"] / r["all"]["rate"] for r in rounds]
-      found[kind]["rate_to_all"] = statistics.median(ratios)
-      found[kind]["rates_to_all"] = [round(ratio, 3) for ratio in ratios]
-  return found
+      result[kind]["rate_to_all"] = statistics.median(ratios)
+      result[kind]["rates_to_all"] = [round(ratio, 3) for ratio in ratios]
+  return result
 
 
 # --- In a process ------------------------------------------------------------

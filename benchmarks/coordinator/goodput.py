@@ -92,9 +92,9 @@ def train(args):
           file.write(json.dumps(times) + "\n")
       if (args.folder / "over").exists() and not replica.finished:
         replica.finish()
-    found = {"step": replica.global_step, "params": replica.fingerprint()}
+    result = {"step": replica.global_step, "params": replica.fingerprint()}
   path = args.folder / f"final-{replica.replica}.json"
-  path.write_text(json.dumps(found))
+  path.write_text(json.dumps(result))
 
 
 # The driver.
@@ -102,16 +102,16 @@ def train(args):
 
 def _children(parent):
   """The processes that a process has started, with their command lines."""
-  found = {}
+  result = {}
   for folder in pathlib.Path("/proc").iterdir():
     if folder.name.isdigit():
       try:
         stat = (folder / "stat").read_text().rpartition(")")[2].split()
         if int(stat[1]) == parent and stat[0] != "Z":
-          found[int(folder.name)] = (folder / "cmdline").read_bytes()
+          result[int(folder.name)] = (folder / "cmdline").read_bytes()
       except (OSError, IndexError):
         pass
-  return found
+  return result
 
 
 def _records(path):
@@ -157,14 +157,16 @@ def _strike(launcher, journal, replicas, coordinator, random_):
 def _memory(launcher, journal):
   """MiB of resident memory: of replicas, and of what stands by; medians."""
   replicas = set(_pids(_records(journal)).values())
-  found = {"a replica": [], "a standby": []}
+  result = {"a replica": [], "a standby": []}
   for pid, command in _children(launcher.pid).items():
     path = pathlib.Path(f"/proc/{pid}/statm")
     if b"goodput.py" in command and path.exists():
       pages = int(path.read_text().split()[1])
       mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-      found["a replica" if pid in replicas else "a standby"].append(mib)
-  return {what: statistics.median(all_) for what, all_ in found.items() if all_}
+      result["a replica" if pid in replicas else "a standby"].append(mib)
+  return {
+    what: statistics.median(all_) for what, all_ in result.items() if all_
+  }
 
 
 def run(args):
@@ -197,8 +199,8 @@ def run(args):
       launcher.wait(60)
     out.close()
   _print(args, folder, _records(journal), strikes, code)
-  told = ", ".join(f"{what} {mib:.0f} MiB" for what, mib in memory.items())
-  print(f"resident memory: {told}")
+  text = ", ".join(f"{what} {mib:.0f} MiB" for what, mib in memory.items())
+  print(f"resident memory: {text}")
 
 
 def _follow(args, folder, journal, launcher, strikes):
@@ -232,20 +234,20 @@ def _follow(args, folder, journal, launcher, strikes):
 def _print(args, folder, records, strikes, code):
   from optax_dist.coordinator.metrics import losses
 
-  found = losses.of(records)
+  result = losses.of(records)
   print(" ".join(sys.argv))
-  if found is None:
+  if result is None:
     print("too few undisturbed steps")
   else:
     hit = sum(len(who) for _, who, _ in strikes)
     # All that is missing is missing since the first strike.
     last = max(_times(records))
-    under = args.replicas * (last - strikes[0][0]) / found.seconds
-    kept, bound = (1 - (1 - x) / under for x in (found.kept, found.bound))
+    under = args.replicas * (last - strikes[0][0]) / result.seconds
+    kept, bound = (1 - (1 - x) / under for x in (result.kept, result.bound))
     print(
       f"kept {kept:.1%} from the first strike on, bound {bound:.1%}, {hit} replicas"
       f" and {sum(c for *_, c in strikes)} coordinators killed in {len(strikes)}"
-      f" strikes, {(1 - found.kept) * found.seconds / max(1, hit):.1f}"
+      f" strikes, {(1 - result.kept) * result.seconds / max(1, hit):.1f}"
       " replica-seconds lost a replica's kill"
     )
   _print_stalls(records, strikes)

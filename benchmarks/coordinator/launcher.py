@@ -88,14 +88,14 @@ def starts(replicas: int, program: str) -> dict[str, float]:
     assert printed.count(what) == replicas, printed
     last[what] = max(last.get(what, 0.0), float(when))
     first[what] = min(first.get(what, 1e12), float(when))
-  found = {
+  result = {
     "first import": first["imported"] - began,
     "slowest import": last["imported"] - began,
   }
   for what in ("joined", "stepped"):
     if what in last:
-      found[f"{what}, after it"] = last[what] - last["imported"]
-  return found
+      result[f"{what}, after it"] = last[what] - last["imported"]
+  return result
 
 
 def ends(replicas: int, signals: list[int]) -> dict[str, float]:
@@ -132,17 +132,19 @@ def main() -> None:
     "Ctrl-C twice": lambda: ends(args.replicas, [signal.SIGINT] * 2),
     "SIGKILL": lambda: ends(args.replicas, [signal.SIGKILL]),
   }
-  found: dict[str, dict[str, float]] = {}
+  result: dict[str, dict[str, float]] = {}
   for name, case in cases.items():
     rounds = [case() for _ in range(args.rounds)]
-    found[name] = {
+    result[name] = {
       what: round(statistics.median(r[what] for r in rounds), 3)
       for what in rounds[0]
     }
-    told = ", ".join(f"{what} {value:g}" for what, value in found[name].items())
-    print(f"{args.replicas} replicas, {name}: {told}", flush=True)
+    text = ", ".join(
+      f"{what} {value:g}" for what, value in result[name].items()
+    )
+    print(f"{args.replicas} replicas, {name}: {text}", flush=True)
   if args.json:
-    args.json.write_text(json.dumps(found, indent=1))
+    args.json.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

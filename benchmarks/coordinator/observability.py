@@ -39,18 +39,18 @@ def main() -> int:
     _replica(args)
     return 0
   processes.launch(apart=False)
-  found = _measure(args)
-  first = found[KINDS[0]]
+  result = _measure(args)
+  first = result[KINDS[0]]
   print(f"{'a step with ...':<24}{'mean':>10}{'ratio':>8}{'steps':>8}")
   ratios = {}
   for kind in KINDS:
     # Adjacent blocks, because the machine's speed changes over time.
-    pairs = zip(found[kind], first, strict=False)
+    pairs = zip(result[kind], first, strict=False)
     ratios[kind] = statistics.median(one / other for one, other in pairs)
-    mean = statistics.fmean(found[kind])
+    mean = statistics.fmean(result[kind])
     print(
       f"{kind:<24}{1e6 * mean:>7.0f} us{ratios[kind]:>8.3f}"
-      f"{_BLOCK * len(found[kind]):>8}"
+      f"{_BLOCK * len(result[kind]):>8}"
     )
   return int(max(ratios.values()) > GOAL)
 
@@ -71,7 +71,7 @@ def _measure(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def _replica(args: argparse.Namespace) -> None:
-  told = processes.end_with_parent()
+  go = processes.end_with_parent()
   import jax
   import jax.numpy as jnp
   import optax
@@ -109,8 +109,8 @@ def _replica(args: argparse.Namespace) -> None:
       while replicas[kind].global_step < _WARM_UP:
         step(kind)
     processes.say(ready=True)
-    told.wait()
-    found = {kind: [] for kind in KINDS}
+    go.wait()
+    result = {kind: [] for kind in KINDS}
     until = time.monotonic() + args.seconds
     while not replicas[KINDS[0]].finished:
       for kind in KINDS:
@@ -119,11 +119,11 @@ def _replica(args: argparse.Namespace) -> None:
         begin = time.monotonic()
         for _ in range(_BLOCK):
           step(kind)
-        found[kind].append((time.monotonic() - begin) / _BLOCK)
+        result[kind].append((time.monotonic() - begin) / _BLOCK)
       if not index and time.monotonic() > until:
         for replica in replicas.values():
           replica.finish()
-    processes.say(found=found)
+    processes.say(found=result)
   processes.leave()
 
 

@@ -261,7 +261,7 @@ def _serve(name, address, folder):
 
 
 def _measure(link, rounds_of_messages, array):
-  found = {}
+  result = {}
   for what, size in (("64 B, us", _SMALL), ("60 kB, us", _LARGE)):
     payload = bytes(size)
     count = rounds_of_messages // (1 if size == _SMALL else 4)
@@ -271,14 +271,14 @@ def _measure(link, rounds_of_messages, array):
       link.send(payload)
       assert len(link.receive()) == size
       times.append(time.perf_counter() - begun)
-    found[what] = statistics.median(times) * 1e6
+    result[what] = statistics.median(times) * 1e6
   link.send(b"array")
   link.receive()
   begun = time.perf_counter()
   link.send_array(array)
   link.receive()
-  found["100 MB, GB/s"] = _BYTES / (time.perf_counter() - begun) / 1e9
-  return found
+  result["100 MB, GB/s"] = _BYTES / (time.perf_counter() - begun) / 1e9
+  return result
 
 
 def _certificates(folder):
@@ -330,23 +330,23 @@ def _run(args, folder):
         array[:] = 1
         # The first one is slower.
         _measure(link, 100, array)
-        found = _measure(link, args.messages, array)
+        result = _measure(link, args.messages, array)
         time.sleep(0.05)
         begun = time.perf_counter()
         os.kill(process.pid, signal.SIGKILL)
         link.lost()
-        found["death, ms"] = (time.perf_counter() - begun) * 1e3
+        result["death, ms"] = (time.perf_counter() - begun) * 1e3
       finally:
         process.kill()
         process.wait()
         link.close()
-      for what, value in found.items():
+      for what, value in result.items():
         rows[name].setdefault(what, []).append(value)
   columns = list(next(iter(rows.values())))
   print("| " + " | ".join(["", *columns]) + " |")
   print("|---" * (len(columns) + 1) + "|")
-  for name, found in rows.items():
-    cells = [f"{statistics.median(found[what]):.3g}" for what in columns]
+  for name, result in rows.items():
+    cells = [f"{statistics.median(result[what]):.3g}" for what in columns]
     print("| " + " | ".join([name, *cells]) + " |")
 
 

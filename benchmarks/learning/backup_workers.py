@@ -84,7 +84,7 @@ def train(problem, strategy, spec, replicas, rate, seconds, seed, **options):
 
 def backups(problem, seeds, scale):
   """Returns the seconds to the accuracy, by number of backups and seed."""
-  found = {}
+  result = {}
   for b in BACKUPS:
     k = REPLICAS - b
     runs = [
@@ -100,21 +100,21 @@ def backups(problem, seeds, scale):
       )
       for seed in range(seeds)
     ]
-    found[b] = [run.time_to("accuracy", ACCURACY) for run in runs]
+    result[b] = [run.time_to("accuracy", ACCURACY) for run in runs]
     step = np.mean([1 / run.timing.steps_per_second for run in runs])
     dropped = np.mean([run.timing.dropped_share for run in runs])
     print(
-      f"{b:2} backups: {spread(found[b])} s to {ACCURACY:.0%}; {step:.2f} s a"
+      f"{b:2} backups: {spread(result[b])} s to {ACCURACY:.0%}; {step:.2f} s a"
       f" step, {dropped:.0%} of the gradients dropped",
       flush=True,
     )
-  return found
+  return result
 
 
 def asynchronous(problem, seeds, scale):
   """Returns test errors and staleness, by weight, workers and seed."""
   mean = math.exp(0.5**2 / 2)  # Of LATENCY.
-  found = {name: {} for name in WEIGHTS}
+  result = {name: {} for name in WEIGHTS}
   for name, weight in WEIGHTS.items():
     for n in WORKERS:
       runs = [
@@ -133,13 +133,13 @@ def asynchronous(problem, seeds, scale):
       ]
       errors = [100 * (1 - float(r.metrics["accuracy"][-1])) for r in runs]
       late = float(np.mean([r.timing.mean_staleness for r in runs]))
-      found[name][n] = {"staleness": late, "errors": errors}
+      result[name][n] = {"staleness": late, "errors": errors}
       print(
         f"{n:2} workers, {name}: {late:4.1f} steps late, test error"
         f" {spread(errors)} %",
         flush=True,
       )
-  return found
+  return result
 
 
 def spread(values):
@@ -180,9 +180,9 @@ def draw(times, errors):
   )
   for name, of_workers in errors.items():
     right.errorbar(
-      [found["staleness"] for found in of_workers.values()],
-      [np.mean(found["errors"]) for found in of_workers.values()],
-      [np.std(found["errors"], ddof=1) for found in of_workers.values()],
+      [result["staleness"] for result in of_workers.values()],
+      [np.mean(result["errors"]) for result in of_workers.values()],
+      [np.std(result["errors"], ddof=1) for result in of_workers.values()],
       marker="o",
       capsize=3,
       label=name,
@@ -224,8 +224,8 @@ def main():
     print(f"without backups it takes {ratio:.1f} times as long")
   errors = asynchronous(functions, args.seeds, args.scale)
   print(f"{time.perf_counter() - begin:.0f} s in all")
-  found = {"backups": times, "asynchronous": errors}
-  results.save(args, lambda: draw(times, errors), found)
+  result = {"backups": times, "asynchronous": errors}
+  results.save(args, lambda: draw(times, errors), result)
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ def main():
     f"{sum(x.size for x in jax.tree.leaves(params)):,} parameters;", end=" "
   )
   print(f"{args.rounds} rounds of {args.period} steps, {args.seeds} seeds")
-  found = {}
+  result = {}
   for name in (n for q in args.questions for n in QUESTIONS[q]):
     of_rounds = name in QUESTIONS["rounds"]
     grid = [*itertools.product(GRIDS[name], LOCAL if of_rounds else (0.0,))]
@@ -237,26 +237,26 @@ def main():
     mean, half = results.interval(losses[:, -1])
     sent = handed_over(name, params, args.rounds, steps)
     rates = {"rate": rate, "local_rate": local_rate}
-    found[name] = {**rates, "losses": losses.tolist(), "bytes": sent}
-    told = f"rate {rate:g} of {GRIDS[name]}"
+    result[name] = {**rates, "losses": losses.tolist(), "bytes": sent}
+    messages = f"rate {rate:g} of {GRIDS[name]}"
     if of_rounds:
-      told += f", local {local_rate:g} of {LOCAL}"
+      messages += f", local {local_rate:g} of {LOCAL}"
     print(
-      f"{name:24} loss {mean:.4f} +- {half:.4f}, {told},"
+      f"{name:24} loss {mean:.4f} +- {half:.4f}, {messages},"
       f" {sent:,} bytes, {time.perf_counter() - begin:.0f} s",
       flush=True,
     )
-  for name, other in (pair for pair in PAIRS if found.keys() >= {*pair}):
+  for name, other in (pair for pair in PAIRS if result.keys() >= {*pair}):
     ours, theirs = (
-      np.asarray(found[n]["losses"])[:, -1] for n in (name, other)
+      np.asarray(result[n]["losses"])[:, -1] for n in (name, other)
     )
     mean, half = results.interval(100 * (ours / theirs - 1))
-    fewer = found[other]["bytes"] / found[name]["bytes"]
+    fewer = result[other]["bytes"] / result[name]["bytes"]
     print(
       f"{name} against {other}: loss {mean:+.2f} % +- {half:.2f},"
       f" {fewer:.1f} times fewer bytes"
     )
-  results.save(args, lambda: draw(found), found)
+  results.save(args, lambda: draw(result), result)
 
 
 if __name__ == "__main__":

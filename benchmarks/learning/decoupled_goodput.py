@@ -143,19 +143,19 @@ def main():
   parser = results.parser(__doc__)
   parser.add_argument("--seeds", type=int, default=5)
   args = parser.parse_args()
-  found = {
+  result = {
     name: {chips: measure(name, chips, args.seeds) for chips in CHIPS}
     for name in SYSTEMS
   }
   print(f"goodput in percent, mean of {args.seeds} seeds (paper; difference)")
-  for name, by_chips in found.items():
+  for name, by_chips in result.items():
     for chips, values in by_chips.items():
       line = f"{name:22} {chips:>9,} {np.mean(values):6.1f}"
       if (name, chips) in PAPER:
         paper = PAPER[name, chips]
         line += f"  ({paper}; {np.mean(values) - paper:+.1f})"
       print(line)
-  results.save(args, lambda: draw(found), found)
+  results.save(args, lambda: draw(result), result)
 
 
 if __name__ == "__main__":

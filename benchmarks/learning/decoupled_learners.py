@@ -162,11 +162,11 @@ def run(args, seed, kill_every=0.0, steps=0):
     0, held_out.size - characters.CONTEXT - 1, characters.EVALUATED
   )
   windows = held_out[starts[:, None] + np.arange(characters.CONTEXT + 1)]
-  found, merged, seconds, _ = np.sum(lives, axis=0)
+  result, merged, seconds, _ = np.sum(lives, axis=0)
   most = max(steps for steps, _, _, _ in lives)
   rounds = max(last for _, _, _, last in lives)
   return {
-    "steps": int(found),
+    "steps": int(result),
     "merged": int(merged),
     "seconds": float(seconds),
     "loss": float(characters.loss(center, windows)),
@@ -199,11 +199,11 @@ def loss(figures):
 def compare(args, seed):
   """The three runs of one seed."""
   figures = {"without faults": show("without faults", run(args, seed))}
-  found = run(args, seed, kill_every=args.kill_every)
-  figures["killed"] = show("killed", found)
+  result = run(args, seed, kill_every=args.kill_every)
+  figures["killed"] = show("killed", result)
   # The slow one's steps are fewer; there all make as many.
-  found = run(args, seed, steps=found["steps"] // LEARNERS)
-  figures["synchronous"] = show("synchronous", found)
+  result = run(args, seed, steps=result["steps"] // LEARNERS)
+  figures["synchronous"] = show("synchronous", result)
   pace = lambda name, what: figures[name][what] / figures[name]["seconds"]
   for what in ("steps", "merged"):
     ratio = pace("killed", what) / pace("without faults", what)

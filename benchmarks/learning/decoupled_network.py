@@ -128,7 +128,7 @@ def measure(args, hosts, method):
     "OPTAX_DIST_SECRET": SECRET,
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
   }
-  found = []
+  result = []
   with (
     tempfile.TemporaryDirectory() as folder,
     tempfile.TemporaryFile("w+") as errors,
@@ -146,7 +146,7 @@ def measure(args, hosts, method):
         raise RuntimeError("The coordinator did not start.")
       processes = []
       for number in range(LEARNERS):
-        told = {
+        record = {
           "method": method,
           "replica": number,
           "address": address,
@@ -155,7 +155,7 @@ def measure(args, hosts, method):
         processes.append(
           hosts.python(
             number,
-            *(str(pathlib.Path(__file__)), "--learner", json.dumps(told)),
+            *(str(pathlib.Path(__file__)), "--learner", json.dumps(record)),
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environment,
@@ -167,12 +167,12 @@ def measure(args, hosts, method):
         if process.returncode:
           errors.seek(0)
           raise RuntimeError(errors.read()[-3000:])
-        found.append(json.loads(out.splitlines()[-1]))
+        result.append(json.loads(out.splitlines()[-1]))
     finally:
       server.kill()
       server.communicate()
   paces = []
-  for one in found:
+  for one in result:
     # Whole periods, the first of which is not counted.
     times, period = one["times"], args.period
     last = (len(times) - 1) // period * period
@@ -180,7 +180,7 @@ def measure(args, hosts, method):
       # Too slow for that.
       period, last = 1, len(times) - 1
     paces.append((times[last] - times[period]) / (last - period))
-  return float(np.mean(paces)), max(one["merges"] for one in found)
+  return float(np.mean(paces)), max(one["merges"] for one in result)
 
 
 def main():

@@ -114,13 +114,13 @@ def synchronous(args, seed, steps):
   shared = strategy.shared(data.params)
   learners = [strategy.local(shared)] * LEARNERS
   for _ in range(steps // LEARNERS):
-    given = []
+    inputs = []
     for i, local in enumerate(learners):
       grads = data.gradient(i, strategy.params(shared, local))
       payload, learners[i] = strategy.contribute(shared, local, grads)
-      given.append(payload)
-    if given[0] is not None:
-      mean = jax.tree.map(lambda *x: sum(x) / LEARNERS, *given)
+      inputs.append(payload)
+    if inputs[0] is not None:
+      mean = jax.tree.map(lambda *x: sum(x) / LEARNERS, *inputs)
       before, shared = shared, strategy.apply(shared, mean)
       learners = [strategy.settle(before, shared, x, True) for x in learners]
   return data.loss(shared.params)
@@ -142,11 +142,11 @@ def main():
   add("--cases", nargs="+", default=list(CASES), choices=list(CASES))
   args = parser.parse_args()
   for name in args.cases:
-    found = []
+    result = []
     for seed in range(args.seeds):
       loss, steps, merges = decoupled(args, seed, *CASES[name])
-      found.append((loss, synchronous(args, seed, steps), merges))
-    losses, others, merges = np.array(found).T
+      result.append((loss, synchronous(args, seed, steps), merges))
+    losses, others, merges = np.array(result).T
     ratios = 100 * (losses / others - 1)
     mean, half = results.interval(ratios)
     print(

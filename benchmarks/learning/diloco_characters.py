@@ -195,29 +195,29 @@ def main():
     )
   text, held_out, symbols = load_text()
   print(f"{text.size:,} characters to train on, {symbols} symbols")
-  found = {}
+  result = {}
   for method in METHODS:
     begin = time.perf_counter()
     key = jax.random.key(args.seed)
     losses, sent = train(method, args.rounds, key, text, held_out, symbols)
-    found[method] = losses, sent
+    result[method] = losses, sent
     print(
       f"{method:17}: loss {losses[-1]:.4f}, {sent:,} bytes handed over by a"
       f" replica, {time.perf_counter() - begin:.0f} s",
       flush=True,
     )
-  final = {method: losses[-1] for method, (losses, _) in found.items()}
+  final = {method: losses[-1] for method, (losses, _) in result.items()}
   single, plain, nesterov, synchronous = (final[method] for method in METHODS)
   ordered = single > plain > nesterov > synchronous
   print(f"single > plain > outer Nesterov > fully synchronous: {ordered}")
   print(
     f"outer Nesterov / fully synchronous: {nesterov / synchronous:.4f} (<= 1.04)"
   )
-  sent = {method: sent for method, (_, sent) in found.items()}
+  sent = {method: sent for method, (_, sent) in result.items()}
   ratio = sent["fully synchronous"] / sent["outer Nesterov"]
   print(f"bytes: 1/{ratio:g} of fully synchronous (1/{PERIOD})")
-  table = {m: {"loss": x.tolist(), "bytes": b} for m, (x, b) in found.items()}
-  results.save(args, lambda: draw(found), table)
+  table = {m: {"loss": x.tolist(), "bytes": b} for m, (x, b) in result.items()}
+  results.save(args, lambda: draw(result), table)
 
 
 if __name__ == "__main__":

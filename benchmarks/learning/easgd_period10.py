@@ -79,11 +79,11 @@ def main():
   args = parser.parse_args()
   train, test = digits.load_splits()
   keys = jax.random.split(jax.random.key(0), digits.SPLITS)
-  found = {}
+  result = {}
   for n in REPLICAS:
     for method in METHODS:
       errors = run(method, n, args.exchanges, keys, train, test)
-      found[method, n] = errors
+      result[method, n] = errors
       for rate, of_rate in zip(RATES, errors, strict=True):
         print(
           f"{n} replicas, {method:8} rate {rate:5.3f}: test error"
@@ -91,7 +91,7 @@ def main():
           flush=True,
         )
   for n in REPLICAS:
-    best = {m: found[m, n][found[m, n].mean(1).argmin()] for m in METHODS}
+    best = {m: result[m, n][result[m, n].mean(1).argmin()] for m in METHODS}
     for method in METHODS[1:]:
       less = best["DOWNPOUR"] - best[method]
       error = less.std(ddof=1) / np.sqrt(less.size)
@@ -99,8 +99,8 @@ def main():
         f"{n} replicas, each at its best rate: {method} is {less.mean():+.2f} ±"
         f" {error:.2f} points better than DOWNPOUR (same splits, standard error)"
       )
-  plain = {f"{m}, {n} replicas": e.tolist() for (m, n), e in found.items()}
-  results.save(args, lambda: draw(found), plain)
+  plain = {f"{m}, {n} replicas": e.tolist() for (m, n), e in result.items()}
+  results.save(args, lambda: draw(result), plain)
 
 
 if __name__ == "__main__":

@@ -115,9 +115,9 @@ class Run:
         if not means.write([leaf[i] for leaf in leaves], place, raw):
           return np.nan
       mean = reducer.Reducer(place).whole(parts, raws)
-      found = [leaf.astype(np.float32) for leaf in means.read(place, mean)]
+      result = [leaf.astype(np.float32) for leaf in means.read(place, mean)]
       params, trace = self._apply(
-        params, trace, jax.tree.unflatten(treedef, found), rate, number
+        params, trace, jax.tree.unflatten(treedef, result), rate, number
       )
     return float(self._loss(params, self._held_out))
 
@@ -146,10 +146,10 @@ def main():
   if args.seeds < 2:
     parser.error("--seeds must be at least 2, for an interval")
   data = characters.load_text()
-  found = {}
+  result = {}
   for way in args.ways:
     run = Run(way, args.steps, data)
-    rows = found[way] = []
+    rows = result[way] = []
     before = functools.partial(print, f"{way:9}", flush=True)
     for wire in wire_formats.WIRES:
       begin = time.perf_counter()
@@ -161,12 +161,14 @@ def main():
       bits = 8 * nbytes / sum(leaf.size for leaf in leaves)
       rows.append({"wire": wire, "rate": rate, "bits": bits, "losses": losses})
       mean, half = results.interval(losses)
-      told = f"loss {mean:.4f} +- {half:.4f}, rate {rate:g}, {bits:.2f} bits"
+      messages = (
+        f"loss {mean:.4f} +- {half:.4f}, rate {rate:g}, {bits:.2f} bits"
+      )
       ratios = 100 * (np.asarray(losses) / np.asarray(rows[0]["losses"]) - 1)
       mean, half = results.interval(ratios)
-      told += f"; {mean:+.2f} % +- {half:.2f} of float32"
-      before(f"{wire:8} {told} ({time.perf_counter() - begin:.0f} s)")
-  results.save(args, lambda: draw(found), found)
+      messages += f"; {mean:+.2f} % +- {half:.2f} of float32"
+      before(f"{wire:8} {messages} ({time.perf_counter() - begin:.0f} s)")
+  results.save(args, lambda: draw(result), result)
 
 
 if __name__ == "__main__":

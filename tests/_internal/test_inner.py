@@ -74,7 +74,7 @@ def test_a_momentum_outlives_a_step_without_a_gradient():
   tx = checked("it", optax.trace(0.5), ("data",))
   state = tx.init({"w": jnp.zeros(1)})
   for gradient, expected in ((1.0, 1.0), (None, 1.0), (1.0, 1.5)):
-    given = None if gradient is None else jnp.full(1, gradient)
-    updates, state = tx.update({"w": given}, state)
-    assert (updates["w"] is None) == (given is None)
+    inputs = None if gradient is None else jnp.full(1, gradient)
+    updates, state = tx.update({"w": inputs}, state)
+    assert (updates["w"] is None) == (inputs is None)
     np.testing.assert_allclose(state.trace["w"], [expected])

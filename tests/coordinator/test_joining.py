@@ -98,7 +98,7 @@ def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
   (tmp_path / "secret").write_text(secret)
   journal = tmp_path / "journal.jsonl"
   with process.start(secret.encode(), port=0) as place:
-    told = Environment(
+    settings = Environment(
       coordinator_address=place.address,
       secret_file=str(tmp_path / "secret"),
       run="of two",
@@ -107,8 +107,8 @@ def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
       min_replicas=1,
       journal=str(journal),
     ).variables()
-    told |= ProcessEnvironment(replica=1, channel=99).variables()
-    for name, value in told.items():
+    settings |= ProcessEnvironment(replica=1, channel=99).variables()
+    for name, value in settings.items():
       monkeypatch.setenv(name, value)
     # Replica 0 is passed what the other one takes from the environment.
     with (
@@ -130,11 +130,11 @@ def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
 
 
 def test_a_script_that_defeats_min_replicas_is_warned(monkeypatch, caplog):
-  told = Environment(
+  settings = Environment(
     num_replicas=3, replicas_to_aggregate=2, min_replicas=1
   ).variables()
-  told |= ProcessEnvironment(replica=0).variables()
-  for name, value in told.items():
+  settings |= ProcessEnvironment(replica=0).variables()
+  for name, value in settings.items():
     monkeypatch.setenv(name, value)
   for lower_on_loss in (None, True, False):
     assert not caplog.messages
@@ -158,9 +158,9 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
   with process.start(secret, port=0) as place:
     made = []
     for number, own in enumerate(("127.0.0.2", "127.0.0.3")):
-      told = Environment(local_addr=own, num_replicas=2).variables()
-      told |= ProcessEnvironment(replica=number).variables()
-      for name, value in told.items():
+      settings = Environment(local_addr=own, num_replicas=2).variables()
+      settings |= ProcessEnvironment(replica=number).variables()
+      for name, value in settings.items():
         monkeypatch.setenv(name, value)
       made.append(
         coordinator.join(
@@ -195,14 +195,14 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
   ],
 )
 def test_invalid_numbers_are_refused(argument, said):
-  told = {"replica": 0, "total_num_replicas": 2} | argument
+  settings = {"replica": 0, "total_num_replicas": 2} | argument
   with pytest.raises(ValueError, match=said):
     coordinator.join(
       optax.sgd(0.1),
       jnp.zeros(2),
       coordinator_address="127.0.0.1:1",
       start_coordinator=False,
-      **told,
+      **settings,
     )
 
 

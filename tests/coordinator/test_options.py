@@ -61,8 +61,8 @@ def test_options_of_another_type_are_refused_by_name(name, value):
 
 
 def test_numbers_of_numpy_are_numbers():
-  told = Options(timeout=np.float32(5), inline_bytes=np.int64(7))
-  assert (told.timeout, told.inline_bytes) == (5, 7)
+  settings = Options(timeout=np.float32(5), inline_bytes=np.int64(7))
+  assert (settings.timeout, settings.inline_bytes) == (5, 7)
 
 
 def test_unknown_choices_are_refused_with_the_known_ones():

@@ -34,8 +34,8 @@ def test_a_slow_replica_takes_its_factor_of_the_time(slept):
 
 def test_faults_strike_in_the_thread_that_enters_a_phase():
   """A listener stops or ends that one."""
-  told = []
-  phases.listen(lambda *found: told.append((*found, threading.get_ident())))
+  reached = []
+  phases.listen(lambda *found: reached.append((*found, threading.get_ident())))
   try:
     thread = threading.Thread(target=phases.reach, args=("gather", 3))
     thread.start()
@@ -44,7 +44,7 @@ def test_faults_strike_in_the_thread_that_enters_a_phase():
   finally:
     phases.listen(None)
   phases.reach("applied", 3)
-  assert told == [
+  assert reached == [
     ("gather", 3, thread.ident),
     ("done", "one", threading.get_ident()),
   ]

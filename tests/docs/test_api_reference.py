@@ -130,8 +130,8 @@ def test_public_functions_describe_their_arguments():
 def _check_arguments(name, function):
   doc = inspect.cleandoc(function.__doc__)
   parameters = list(inspect.signature(function).parameters)
-  told = _sections(doc).get("Args")
-  if told is None:
+  described = _sections(doc).get("Args")
+  if described is None:
     plain = "\n" not in doc  # A sentence on what it takes and returns.
     assert len(parameters) <= 3, f"{name} has no `Args:`"
     assert plain or ">>>" in doc, f"{name} has no `Args:` and no example"
@@ -140,7 +140,7 @@ def _check_arguments(name, function):
   missing = [
     parameter
     for parameter in parameters
-    if not re.search(entry.format(parameter), told, re.MULTILINE)
+    if not re.search(entry.format(parameter), described, re.MULTILINE)
   ]
   assert not missing, f"{name} does not tell {', '.join(missing)}"
 

@@ -119,7 +119,7 @@ def test_the_program_on_a_slow_network_is_complete(tmp_path):
 def test_the_deadlines_of_the_page_are_those_of_a_run():
   text = (_ROOT / "docs" / "coordinator.md").read_text("utf-8")
   table = text.split("| who waits | default | and then |")[1].split("\n\n")[0]
-  told = list(map(int, re.findall(r"\| (\d+) s \|", table)))
+  seconds = list(map(int, re.findall(r"\| (\d+) s \|", table)))
   used = deadlines.of(options.Options().timeout)
-  assert told == [used.transfer, used.mean, used.timeout, used.replica]
-  assert told == sorted(told)
+  assert seconds == [used.transfer, used.mean, used.timeout, used.replica]
+  assert seconds == sorted(seconds)

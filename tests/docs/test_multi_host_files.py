@@ -144,8 +144,8 @@ def _told(place):
 
 def _job(arguments, environ):
   """The job as the real command understands it."""
-  given = ["launch", *arguments[arguments.index("launch") + 1 :]]
-  args = main.commands().parse_args(given)
+  inputs = ["launch", *arguments[arguments.index("launch") + 1 :]]
+  args = main.commands().parse_args(inputs)
   args.output = None
   made = job.Job(args, None, environ)
   return made, args
@@ -153,14 +153,12 @@ def _job(arguments, environ):
 
 def _check_hosts(found, count):
   """Each host runs one of the replicas, and they agree on all else."""
-  assert [made.node.rank for made, _ in found] == list(range(count))
-  assert {made.node.count for made, _ in found} == {count}
-  assert len({made.node.address for made, _ in found}) == 1
+  assert [made.placement.rank for made, _ in found] == list(range(count))
+  assert {made.placement.hosts for made, _ in found} == {count}
+  assert len({made.placement.address for made, _ in found}) == 1
   assert len({made.settings.secret for made, _ in found}) == 1
   assert len(found[0][0].settings.secret) == 32
-  hosted = [
-    list(made.node.share(made.placement.replicas).replicas) for made, _ in found
-  ]
+  hosted = [list(made.placement.here) for made, _ in found]
   assert hosted == [[i] for i in range(count)]
 
 
@@ -173,18 +171,18 @@ def test_slurm(place, monkeypatch):
   )
   assert process.wait(300) == 0
   result = []
-  for arguments, told, _ in _told(place):
-    assert told["SRUN_CPUS_PER_TASK"] == "64"
-    secret = told.pop("secret in the file")
+  for arguments, notified, _ in _told(place):
+    assert notified["SRUN_CPUS_PER_TASK"] == "64"
+    secret = notified.pop("secret in the file")
     file = place / "secret"
     file.write_text(secret)
-    told["OPTAX_DIST_SECRET_FILE"] = str(file)
-    for name, value in told.items():
+    notified["OPTAX_DIST_SECRET_FILE"] = str(file)
+    for name, value in notified.items():
       monkeypatch.setenv(name, value)  # JAX's detection looks there.
     result.append(_job(arguments, os.environ))
   _check_hosts(result, 4)
   made, args = result[0]
-  assert made.node.address.startswith("node03:")
+  assert made.placement.address.startswith("node03:")
   assert (made.settings.replicas_to_aggregate, made.needed) == (3, 2)
   assert args.program == ["train_replica.py"]
   # The secret is gone with the job.
@@ -240,7 +238,7 @@ def test_certificates_in_pods_are_where_the_variable_says():
       document = job["template"]
     pod = document["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    (told,) = [
+    (notified,) = [
       one["value"]
       for one in container["env"]
       if one["name"] == "OPTAX_DIST_CERTIFICATES"
@@ -248,7 +246,7 @@ def test_certificates_in_pods_are_where_the_variable_says():
     mounts = {
       one["name"]: one["mountPath"] for one in container["volumeMounts"]
     }
-    assert {os.path.dirname(path) for path in told.split(":")} == {
+    assert {os.path.dirname(path) for path in notified.split(":")} == {
       mounts["certificates"]
     }
     assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
@@ -269,16 +267,16 @@ def test_ssh(place):
   )
   assert process.wait(300) == 0
   assert sorted((place / "hosts").read_text().split()) == hosts
-  told = _told(place)
+  notified = _told(place)
   result = sorted(
-    (_job(arguments, environ) for arguments, environ, _ in told),
-    key=lambda one: one[0].node.rank,
+    (_job(arguments, environ) for arguments, environ, _ in notified),
+    key=lambda one: one[0].placement.rank,
   )
   _check_hosts(result, 3)
   made, args = result[0]
-  assert made.node.address == "host0:29300"
+  assert made.placement.address == "host0:29300"
   assert args.program == ["train_replica.py", "--name", "it's a run"]
-  assert {folder for _, _, folder in told} == {str(place)}
+  assert {folder for _, _, folder in notified} == {str(place)}
   assert made.settings.secret not in (place / "commands").read_text()
 
 
@@ -338,10 +336,10 @@ def test_ray(place):
   assert _start_ray(place, *flags, "train_replica.py").wait(300) == 0
   result = sorted(
     (_job(arguments, environ) for arguments, environ, _ in _told(place)),
-    key=lambda one: one[0].node.rank,
+    key=lambda one: one[0].placement.rank,
   )
   _check_hosts(result, 3)
-  assert result[0][0].node.address == "10.0.0.7:29300"
+  assert result[0][0].placement.address == "10.0.0.7:29300"
   assert result[0][1].program == ["train_replica.py"]
 
 
@@ -439,23 +437,23 @@ def test_what_the_pods_of_the_jobset_are_told():
   secret = "5" * 32
   jobs = []
   for index in range(spec["completions"]):
-    told = {}
+    notified = {}
     for one in container["env"]:
       source = one.get("valueFrom", {})
       match source:
         case {"fieldRef": {"fieldPath": path}}:
           annotation = "batch.kubernetes.io/job-completion-index"
           assert path == f"metadata.annotations['{annotation}']"
-          told[one["name"]] = str(index)
+          notified[one["name"]] = str(index)
         case {"secretKeyRef": {"name": "optax-dist", "key": "secret"}}:
-          told[one["name"]] = secret
+          notified[one["name"]] = secret
         case _:
-          told[one["name"]] = one["value"]
-    jobs.append(_job(["launch", *container["args"]], told))
+          notified[one["name"]] = one["value"]
+    jobs.append(_job(["launch", *container["args"]], notified))
   _check_hosts(jobs, spec["completions"])
   made, args = jobs[0]
   # The name by which pod 0 is found, and a port that is open.
-  host, port = made.node.address.split(":")
+  host, port = made.placement.address.split(":")
   assert host == f"{name}-{replicated['name']}-0-0.{name}"
   assert int(port) in [p["containerPort"] for p in container["ports"]]
   assert args.grace < pod["terminationGracePeriodSeconds"]

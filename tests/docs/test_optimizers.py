@@ -255,10 +255,10 @@ def test_arguments_and_defaults(name):
 
 @pytest.mark.parametrize("name", _KERAS)
 def test_arguments_and_defaults_of_keras(name):
-  given = _defaults(_KERAS[name][0])
-  assert set(given) | {"decay"} == set(keras_arguments(name)) | {"decay"}
+  inputs = _defaults(_KERAS[name][0])
+  assert set(inputs) | {"decay"} == set(keras_arguments(name)) | {"decay"}
   # Each default gives what leaving it out gives.
-  for arguments in (given, {}):
+  for arguments in (inputs, {}):
     tx = optimizers.keras(name, **arguments)
     params = jnp.float32(_START)
     state, trajectory = tx.init(params), []

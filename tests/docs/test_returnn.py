@@ -180,10 +180,10 @@ def test_decouple_constraints_before_2022():
   make = lambda rate: optimizers.from_returnn_config("adam", rate)
   adam = optax.inject_hyperparams(make)(rate=1.0)
   state = adam.init(params)
-  for step, given in enumerate(_given()):
+  for step, inputs in enumerate(_given()):
     state = optax.tree.set(state, rate=jnp.float32(rates[step]))
     l2 = recorded["l2"] * float(rates[step] / rates[0])
-    updates, state = adam.update({"w": given["w"]}, state, params)
+    updates, state = adam.update({"w": inputs["w"]}, state, params)
     # The last of the chain, after the optimizer.
     tx = eval(code, names | {"l2": l2, "tx": optax.identity()})
     updates, _ = tx.update(updates, tx.init(params), params)
@@ -219,21 +219,21 @@ def _horovod(first, n=None):
 
 
 def test_horovod():
-  given = np.random.RandomState(1).randn(2, 6, 3).astype("float32")
+  inputs = np.random.RandomState(1).randn(2, 6, 3).astype("float32")
   start = jnp.ones(3)
-  total = given.sum(axis=(0, 1))
+  total = inputs.sum(axis=(0, 1))
   for row, scale in (("use_horovod", 0.1), ("horovod_avg_grad", 0.05)):
-    got = _on_replicas(_horovod(row), given, start)
+    got = _on_replicas(_horovod(row), inputs, start)
     for params in got:
       np.testing.assert_allclose(params, 1 - scale * total, rtol=1e-5)
   # Parameters are averaged after steps 2, 4 and 6, so that it is their mean.
   tx = _horovod('horovod_reduce_type = "param"', n=2)
-  got = _on_replicas(tx, given, start)
+  got = _on_replicas(tx, inputs, start)
   np.testing.assert_allclose(got[0], 1 - 0.05 * total, rtol=1e-5)
   np.testing.assert_array_equal(got[0], got[1])
-  after_five = _on_replicas(tx, given[:, :5], start)
-  mean = 1 - 0.05 * given[:, :4].sum(axis=(0, 1))
-  np.testing.assert_allclose(after_five, mean - 0.1 * given[:, 4], rtol=1e-5)
+  after_five = _on_replicas(tx, inputs[:, :5], start)
+  mean = 1 - 0.05 * inputs[:, :4].sum(axis=(0, 1))
+  np.testing.assert_allclose(after_five, mean - 0.1 * inputs[:, 4], rtol=1e-5)
 
 
 def test_distributed_pytorch():
@@ -241,9 +241,9 @@ def test_distributed_pytorch():
   code = _call(_row("torch_distributed", header), "optax.chain")
   tx = optimizers.from_returnn_config({"class": "sgd"}, 0.1, backend="torch")
   tx = eval(code, {"optax": optax, "optax_dist": optax_dist, "tx": tx})
-  given = np.random.RandomState(1).randn(2, 3, 3).astype("float32")
-  for params in _on_replicas(tx, given, jnp.ones(3)):
-    want = 1 - 0.1 * given.mean(axis=0).sum(axis=0)
+  inputs = np.random.RandomState(1).randn(2, 3, 3).astype("float32")
+  for params in _on_replicas(tx, inputs, jnp.ones(3)):
+    want = 1 - 0.1 * inputs.mean(axis=0).sum(axis=0)
     np.testing.assert_allclose(params, want, rtol=1e-5)
 
 
@@ -252,9 +252,9 @@ def test_accumulation_by_sync_replicas():
   code = _call(_row("accum_grad_multiple_step = n"), "optax_dist.sync")
   tx = optimizers.from_returnn_config({"optimizer": _SGD}, 0.1)
   tx = eval(code, {"optax_dist": optax_dist, "tx": tx, "n": 2, "N": 2})
-  given = np.random.RandomState(1).randn(2, 4, 3).astype("float32")
-  total = given.sum(axis=(0, 1))
-  for params in _on_replicas(tx, given, jnp.ones(3)):
+  inputs = np.random.RandomState(1).randn(2, 4, 3).astype("float32")
+  total = inputs.sum(axis=(0, 1))
+  for params in _on_replicas(tx, inputs, jnp.ones(3)):
     np.testing.assert_allclose(params, 1 - 0.1 * total / 4, rtol=1e-5)
 
 

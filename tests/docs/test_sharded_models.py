@@ -40,22 +40,22 @@ def _by_one(tx, given):
 def test_the_page_trains_as_one_device():
   text = _PAGE.read_text("utf-8")
   blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-  given = {"__name__": "__main__"}
+  inputs = {"__name__": "__main__"}
   trained = []
   with contextlib.redirect_stdout(io.StringIO()) as out:
     for block in blocks:
-      exec(block, given)
+      exec(block, inputs)
       if "trained, state" in block:
-        trained.append(jax.device_get(given["trained"]))
+        trained.append(jax.device_get(inputs["trained"]))
   sync, sharded, plain_jit = trained
-  assert given["N"] * given["M"] == jax.device_count()
-  adam = _by_one(optax.adam(3e-2), given)
-  assert not np.allclose(adam["in"], given["params"]["in"], atol=1e-2)
+  assert inputs["N"] * inputs["M"] == jax.device_count()
+  adam = _by_one(optax.adam(3e-2), inputs)
+  assert not np.allclose(adam["in"], inputs["params"]["in"], atol=1e-2)
   chex.assert_trees_all_close(sync, adam, rtol=1e-3, atol=1e-4)
   chex.assert_trees_all_close(plain_jit, adam, rtol=1e-3, atol=1e-4)
   clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-2))
   chex.assert_trees_all_close(
-    sharded, _by_one(clipped, given), rtol=1e-3, atol=1e-4
+    sharded, _by_one(clipped, inputs), rtol=1e-3, atol=1e-4
   )
   # What the page says that it prints.
   assert "P('data', None, 'model')" in out.getvalue()

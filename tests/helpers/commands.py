@@ -48,10 +48,10 @@ def starting(folder: pathlib.Path):
 
 def refused_by_etcd(url: str, secret: str = SECRET) -> str:
   """What a coordinator says that can't have the lease, and ends at once."""
-  told = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: secret}
+  notified = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: secret}
   ended = subprocess.run(
     [sys.executable, "-m", "optax_dist", "coordinator"],
-    env=os.environ | told,
+    env=os.environ | notified,
     capture_output=True,
     text=True,
     timeout=100,

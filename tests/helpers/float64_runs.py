@@ -120,9 +120,9 @@ def check(make, formula, slots=None, *, rate, sparse, rtol=1e-11):
     sparse: see :func:`_expected`.
     rtol: how close each number must be.
   """
-  given, values = RATES[rate]
+  inputs, values = RATES[rate]
   with jax.enable_x64(True):
-    got = _trajectory(make(given))
+    got = _trajectory(make(inputs))
   want = _expected(formula, slots or {}, values, sparse)
   for name in ["dense", "table"] if sparse else ["dense"]:
     assert got[name].dtype == np.float64

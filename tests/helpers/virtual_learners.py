@@ -156,11 +156,11 @@ class VirtualLearners:
       open_ = learner.local.round
       called = learner.called == open_
       if strategy.is_due(learner.local, called):
-        *given, learner.local = strategy.contribute(
+        *inputs, learner.local = strategy.contribute(
           shared, learner.local, called
         )
         learner.pending = open_
-        self._at(self._latency, self._arrive, number, learner, open_, *given)
+        self._at(self._latency, self._arrive, number, learner, open_, *inputs)
     spread = 1 + self._jitter * self._random.standard_normal()
     seconds = self._seconds[number] * max(0.1, spread)
     self._at(seconds, self._step, number, learner)
@@ -206,11 +206,11 @@ class VirtualLearners:
 
   def _merge(self) -> None:
     members = tuple(sorted(self._inside))
-    given = [self._inside[i] for i in members]
-    shares = rules.shares((w.tokens, w.steps, w.late) for _, w in given)
+    inputs = [self._inside[i] for i in members]
+    shares = rules.shares((w.tokens, w.steps, w.late) for _, w in inputs)
     mean = tuple(
       sum(s * x for s, x in zip(shares, rows, strict=True))
-      for rows in zip(*(payload for payload, _ in given), strict=True)
+      for rows in zip(*(payload for payload, _ in inputs), strict=True)
     )
     whole = self.strategy.exchanged(self.center)
     mean = tuple(
@@ -218,7 +218,7 @@ class VirtualLearners:
       for x, like in zip(mean, whole, strict=True)
     )
     self.shared.append(self.strategy.apply(self.shared[-1], mean))
-    late = tuple(work.late for _, work in given)
+    late = tuple(work.late for _, work in inputs)
     self.merges.append(Merge(self.now, members, late))
     theirs = [(i, self.learners[i]) for i in members]
     delay = self._merge_seconds + self._latency

@@ -38,13 +38,13 @@ _SCHEDULES: dict[str, dict[str, tuple[int, ...]]] = {
 
 def equivalent() -> dict[str, str]:
   """The known mutants without another behaviour, and why."""
-  found, reason = {}, ""
+  result, reason = {}, ""
   for line in _EQUIVALENT.read_text().splitlines():
     if line.startswith("#"):
       reason = line[1:].strip()
     elif line.strip():
-      found[line.strip()] = reason
-  return found
+      result[line.strip()] = reason
+  return result
 
 
 def tests_of(path: pathlib.Path) -> list[str]:

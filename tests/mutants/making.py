@@ -91,19 +91,19 @@ def changed(source: str, where: str, old: str, new: str) -> Mutant:
   """
   tree = ast.parse(source)
   wanted = ast.unparse(ast.parse(old))
-  found = [
+  result = [
     (path, node)
     for place, path, node in _nodes(tree)
     if place == where and ast.unparse(node) == wanted
   ]
   # A statement that is an expression is there as both.
-  if len(found) == 2 and isinstance(found[0][1], ast.Expr):
-    del found[1 if isinstance(ast.parse(new).body[0], ast.Pass) else 0]
-  if len(found) != 1:
+  if len(result) == 2 and isinstance(result[0][1], ast.Expr):
+    del result[1 if isinstance(ast.parse(new).body[0], ast.Pass) else 0]
+  if len(result) != 1:
     raise ValueError(
-      f"{where} has {len(found)} times {old!r}: bring it up to date."
+      f"{where} has {len(result)} times {old!r}: bring it up to date."
     )
-  ((path, node),) = found
+  ((path, node),) = result
   (stands,) = ast.parse(new).body
   if isinstance(node, ast.expr):
     assert isinstance(stands, ast.Expr)
@@ -183,9 +183,9 @@ def _replaced(tree: ast.Module, path: _Path, new: ast.AST) -> ast.Module:
       setattr(fresh, field, items)
     return fresh
 
-  found = copied(tree, path)
-  assert isinstance(found, ast.Module)
-  return ast.fix_missing_locations(found)
+  result = copied(tree, path)
+  assert isinstance(result, ast.Module)
+  return ast.fix_missing_locations(result)
 
 
 def _like(node: ast.expr | ast.stmt, **changes: object) -> ast.AST:

@@ -12,12 +12,12 @@ from optax_dist import optimizers
 def test_adagrad_da_takes_the_global_step():
   arguments = {"l2_regularization_strength": 0.5}
   late = optimizers.adagrad_da(0.1, global_step_start=7, **arguments)
-  given = optimizers.adagrad_da(0.1, **arguments)
+  inputs = optimizers.adagrad_da(0.1, **arguments)
   params = jnp.ones(2)
   want, _ = late.update(params, late.init(params), params)
-  got, _ = given.update(params, given.init(params), params, global_step=7)
+  got, _ = inputs.update(params, inputs.init(params), params, global_step=7)
   assert got.tolist() == want.tolist()
-  other, _ = given.update(params, given.init(params), params)
+  other, _ = inputs.update(params, inputs.init(params), params)
   assert other.tolist() != want.tolist()
 
 

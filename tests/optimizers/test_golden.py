@@ -111,14 +111,14 @@ def _run(optimizer, name):
     params, gradients = {}, {}
     for case in group:
       params |= {key: arrays[path] for key, path in case["init"].items()}
-      given = {key: arrays[path] for key, path in case["gradients"].items()}
+      inputs = {key: arrays[path] for key, path in case["gradients"].items()}
       if case["kind"] == "sparse":
         # A scan slices the leading axis of steps off the leaves.
         shape = params["embedding"].shape
-        leaves = [given["values"], given["indices"]]
+        leaves = [inputs["values"], inputs["indices"]]
         slices = indexed_slices.IndexedSlices.tree_unflatten(shape, leaves)
-        given = {"embedding": slices}
-      gradients |= given
+        inputs = {"embedding": slices}
+      gradients |= inputs
     if group:
       trajectory, state = replay(params, gradients)
       for case in group:

@@ -75,10 +75,10 @@ def test_sparse_gradients(case):
   )
   params = _arrays(_TENSORFLOW["start"])
   state, rows = tx.init(params), jnp.array(_TENSORFLOW["rows"])
-  for step, given in enumerate(_TENSORFLOW["gradients"]["normal"]):
-    given = _arrays(given)
-    slices = IndexedSlices(given["w"], rows, params["w"].shape)
-    updates, state = tx.update(given | {"w": slices}, state, params)
+  for step, inputs in enumerate(_TENSORFLOW["gradients"]["normal"]):
+    inputs = _arrays(inputs)
+    slices = IndexedSlices(inputs["w"], rows, params["w"].shape)
+    updates, state = tx.update(inputs | {"w": slices}, state, params)
     params = apply_updates(params, updates)
     for key, recorded in case["trajectory"].items():
       np.testing.assert_allclose(

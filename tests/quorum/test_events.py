@@ -34,6 +34,6 @@ def test_ids_may_come_from_an_iterator():
   ],
 )
 def test_what_can_not_go_on_says_what_to_do(missing, final, words):
-  told = str(events.CannotProceed(7, 1, 2, missing, final))
-  assert told.startswith("step 7 needs 2 replicas and 1 can contribute; ")
-  assert words in told
+  text = str(events.CannotProceed(7, 1, 2, missing, final))
+  assert text.startswith("step 7 needs 2 replicas and 1 can contribute; ")
+  assert words in text

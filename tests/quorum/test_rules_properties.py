@@ -65,11 +65,15 @@ def test_who_cannot_proceed_is_told_why():
     config = after.config
     if config.exact or config.replicas_to_aggregate > config.total_num_replicas:
       need = 1
-    for told in of(decisions, quorum.CannotProceed):
-      assert (told.step, told.have, told.needed) == (after.step, have, need)
-      assert told.have < told.needed
-      assert told.final == (have + after.lost < need)
-      assert told.missing == quorum.missing(after).absent
+    for messages in of(decisions, quorum.CannotProceed):
+      assert (messages.step, messages.have, messages.needed) == (
+        after.step,
+        have,
+        need,
+      )
+      assert messages.have < messages.needed
+      assert messages.final == (have + after.lost < need)
+      assert messages.missing == quorum.missing(after).absent
       assert not after.round
       assert not after.finished
     departed = isinstance(event, quorum.Lost | quorum.Leave)

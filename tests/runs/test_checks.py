@@ -162,16 +162,16 @@ def test_a_gradient_of_an_unfinished_sum_may_be_in_a_step_or_not():
 
 
 def test_samples_are_checked_where_there_are_any(monkeypatch):
-  told = []
+  notified = []
   monkeypatch.setattr(
     run_checks.samples,
     "check",
-    lambda *of: told.append(of) or ["a sample is lost"],
+    lambda *of: notified.append(of) or ["a sample is lost"],
   )
   records, reports = _good()
   _, problems = run_checks.check(records, reports, 10.0, data="the data")
   assert problems == ["a sample is lost"]
-  assert told == [("the data", records[:3], reports)]
+  assert notified == [("the data", records[:3], reports)]
 
 
 def test_a_dropped_sum_is_not_taken_for_part_of_the_next_one():

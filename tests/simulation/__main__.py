@@ -115,12 +115,12 @@ def _planted(which: str, most: int) -> int:
   missed = 0
   for fault in chosen:
     began = time.perf_counter()
-    found = planted.find(fault, most)
+    results = planted.find(fault, most)
     took = time.perf_counter() - began
     what = f"NOT FOUND in {most} schedules"
-    if found is not None:
-      what = f"found by seed {found.schedule.seed}: {found.violation:.100}"
-    missed += found is None
+    if results is not None:
+      what = f"found by seed {results.schedule.seed}: {results.violation:.100}"
+    missed += results is None
     print(f"{fault.name} ({took:.1f} s): {what}", flush=True)
   print(f"{len(chosen) - missed} of {len(chosen)} planted faults found")
   return int(bool(missed))

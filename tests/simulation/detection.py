@@ -71,11 +71,11 @@ def main() -> None:
   parser.add_argument("--runs", type=int, default=100)
   parser.add_argument("--wrong", type=float, default=1.0)
   options = parser.parse_args()
-  found = sorted(steps(s, options.wrong) for s in range(options.runs))
+  result = sorted(steps(s, options.wrong) for s in range(options.runs))
   each = math.log(1 - _AUDIT * 2 / _REPLICAS * options.wrong)
   for part in (0.5, 0.9, 0.99):
     expected = math.log(1 - part) / (_SLOTS * each)
-    seen = found[math.ceil(part * len(found)) - 1]
+    seen = result[math.ceil(part * len(result)) - 1]
     print(f"{part:.0%} found within {seen} steps; expected {expected:.0f}")
 
 

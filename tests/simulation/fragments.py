@@ -93,8 +93,8 @@ class FragmentsChecker(Checker):
 def schedule(seed: int, steps: int = 12) -> faults.Schedule:
   """The schedule of a seed."""
   r = random.Random(f"fragments of {seed}")
-  found = faults.schedule(seed, steps)
-  setting = found.setting
+  result = faults.schedule(seed, steps)
+  setting = result.setting
   needed = min(setting.needed, setting.replicas)
   numbers = Fragments(
     fragments=2,
@@ -110,8 +110,8 @@ def schedule(seed: int, steps: int = 12) -> faults.Schedule:
     starts=(),
     policy=MakeRounds(numbers),
   )
-  found = dataclasses.replace(found, setting=setting)
-  return _damaged(found, r) if seed % 16 == _DAMAGED else found
+  result = dataclasses.replace(result, setting=setting)
+  return _damaged(result, r) if seed % 16 == _DAMAGED else result
 
 
 def _damaged(found: faults.Schedule, r: random.Random) -> faults.Schedule:

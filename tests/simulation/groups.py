@@ -234,10 +234,10 @@ class GroupChecker(Checker):
     super().committed(process, commit)
     for part in commit.parts:
       for process in self.group(self.processes[part.incarnation])[1:]:
-        found = self.submissions.get((process.name, part.sequence))
-        if found is None:
+        result = self.submissions.get((process.name, part.sequence))
+        if result is None:
           self.fail("A1", f"{process.name} never submitted {part}")
-        elif not found.submitted.finite:
+        elif not result.submitted.finite:
           self.fail("A1", f"{process.name}: {part} is not finite")
 
   def published(self, process: Any) -> None:
@@ -263,12 +263,12 @@ class GroupChecker(Checker):
       self.holders.setdefault(process.step, set()).add(process.name)
 
   def progressed(self, process: Any, effect: fx.Progressed) -> None:
-    told = self.progress.setdefault(process.name, [])
-    told.append(effect)
+    progress = self.progress.setdefault(process.name, [])
+    progress.append(effect)
     if not process.rank:
       super().progressed(process, effect)
     # The run may have begun again since process 0 was told.
-    elif self.progress[process.names[0]][len(told) - 1] != effect:
+    elif self.progress[process.names[0]][len(progress) - 1] != effect:
       self.fail("A10", f"{process.name} is told another {effect}")
 
   def fingerprint(self, process: Any, taken: Any) -> None:
@@ -304,8 +304,8 @@ class GroupChecker(Checker):
   def within_reach(self, coordinator: Any) -> list[Any]:
     since = self.world.now - FORGOTTEN
     runs = lambda p: p.alive and max(p.paused_until, p.busy_until) <= since
-    found = super().within_reach(coordinator)
-    return [p for p in found if all(map(runs, self.group(p.name)))]
+    result = super().within_reach(coordinator)
+    return [p for p in result if all(map(runs, self.group(p.name)))]
 
   def fetches(self, process: Any) -> bool:
     return any(p.fetching is not None for p in self.group(process.name))
@@ -340,13 +340,13 @@ _KINDS = (
 def schedule(seed: int, steps: int = 8) -> faults.Schedule:
   """The schedule of a seed; its faults strike any process of a replica."""
   r = random.Random(seed)
-  found = faults.schedule(seed, steps)
-  replicas = min(found.setting.replicas, 3)
+  result = faults.schedule(seed, steps)
+  replicas = min(result.setting.replicas, 3)
   setting = dataclasses.replace(
-    found.setting,
+    result.setting,
     inline=False,
     replicas=replicas,
-    needed=min(found.setting.needed, replicas + 1),
+    needed=min(result.setting.needed, replicas + 1),
     leaves=False,
   )
   pace = max(setting.compute) + 6 * setting.latency

@@ -405,11 +405,11 @@ class Checker:
       if key in self.counted:
         self.fail("A3", f"{key} counts twice, in step {step}")
       self.counted[key] = commit
-      found = self.submissions.get(key)
-      if found is None:
+      result = self.submissions.get(key)
+      if result is None:
         self.fail("A1", f"{key} was never submitted")
         return
-      submitted = found.submitted
+      submitted = result.submitted
       if (submitted.local_step, submitted.total) != (
         part.local_step,
         part.count,
@@ -421,8 +421,8 @@ class Checker:
       if len(submitted.payload) != size and not setting.window:
         self.fail("A1", f"{key} has another size")
       # "Lost" says that it isn't known; it was given up, and may count yet.
-      if found.outcome is not None and found.outcome.reason != "lost":
-        self.fail("A7", f"{key} counts, and was told {found.outcome.reason!r}")
+      if result.outcome is not None and result.outcome.reason != "lost":
+        self.fail("A7", f"{key} counts, and was told {result.outcome.reason!r}")
 
   def all_could_call(self, chief: Any, step: int) -> None:
     """No step is taken before all members have called who may have later ones."""
@@ -570,15 +570,15 @@ class Checker:
     self, commit: Committed, process: Any = None
   ) -> tuple[int, ...]:
     """What the replicas in a step had submitted; -1 for what none of them had."""
-    found = []
+    result = []
     for part in commit.parts:
       name = self.named(self.processes.get(part.incarnation, ""), process)
       submission = self.submissions.get((name, part.sequence))
       gradient = -1
       if submission is not None:
         gradient = submission.gradient
-      found.append(gradient)
-    return tuple(found)
+      result.append(gradient)
+    return tuple(result)
 
   def named(self, name: str, process: Any) -> str:
     """The process of a replica that holds what this one does of its own."""
@@ -873,10 +873,10 @@ class Checker:
     if data is None:
       return
     step, unit = commit.round.step, data.unit(setting.needed)
-    found: set[int] = set()
+    result: set[int] = set()
     for part in commit.parts:
       samples = [p for a, b in part.data for p in range(a, b)]
-      found.update(samples)
+      result.update(samples)
       if len(samples) != part.count * unit:
         self.fail("A10", f"step {step} has {part} of {unit} samples each")
       submitted = self.submissions[
@@ -887,29 +887,29 @@ class Checker:
     self.compared(commit)
     if setting.window:
       first = step * setting.window
-      if found != {*range(first, first + setting.window)}:
+      if result != {*range(first, first + setting.window)}:
         self.fail("A18", f"step {step} has not its slots: {commit.parts}")
       starts = range(first, first + setting.window, unit)
       bad = [p for p in starts if not sums.is_finite(p, setting.not_finite)]
       zeros = sp.union((p, p + unit) for p in bad)
       if zeros != commit.skipped and not self.one_decides(commit):
         self.fail("A18", f"step {step} names {commit.skipped} as zeros: {bad}")
-    if len(found) != sum(part.count for part in commit.parts) * unit:
+    if len(result) != sum(part.count for part in commit.parts) * unit:
       self.fail("A10", f"a sample is twice in step {step}: {commit.parts}")
-    if found & (self.samples | self.skipped):
+    if result & (self.samples | self.skipped):
       self.fail("A10", f"samples of step {step} were committed before")
-    if data.total is not None and max(found) >= data.total:
+    if data.total is not None and max(result) >= data.total:
       self.fail("A10", f"step {step} has samples of no epoch")
     self.skipped |= {p for a, b in commit.skipped for p in range(a, b)}
     if not setting.window:
       self.not_for_one(commit)
     size = data.per_epoch
-    before = max(found) // size * size
-    if data.mode == "exact" and found:
+    before = max(result) // size * size
+    if data.mode == "exact" and result:
       left = before - sum(p < before for p in self.samples | self.skipped)
       if left >= setting.needed * unit:
         self.fail("A10", f"step {step} begins an epoch with {left} left")
-    self.samples |= found
+    self.samples |= result
     self.done[step + 1] = len(self.samples | self.skipped)
 
   def one_decides(self, commit: Committed) -> bool:
@@ -923,12 +923,12 @@ class Checker:
       return True
     # A part is a sum, to which each submission has added.
     names = {self.processes[part.incarnation] for part in commit.parts}
-    found = [
+    result = [
       one
       for (name, _), one in self.submissions.items()
       if name in names and one.submitted.local_step == commit.round.step
     ]
-    alone = len(self.members) < 2 or any(one.was_alone for one in found)
+    alone = len(self.members) < 2 or any(one.was_alone for one in result)
     at_times = "at times" in dict(setting.bad).values()
     return alone and (at_times or setting.replicas - len(self.gone) < 2)
 
@@ -961,16 +961,16 @@ class Checker:
   def strikes(self) -> dict[int, collections.Counter[int]]:
     """How many gradients of each replica were not finite, by sample."""
     strikes = {
-      (name.partition(".")[0], sequence): found.submitted.data
-      for (name, sequence), found in self.submissions.items()
-      if not found.submitted.finite
+      (name.partition(".")[0], sequence): result.submitted.data
+      for (name, sequence), result in self.submissions.items()
+      if not result.submitted.finite
     }
-    found: dict[int, collections.Counter[int]] = {}
+    result: dict[int, collections.Counter[int]] = {}
     for (name, _), spans in strikes.items():
       for p in [p for a, b in spans for p in range(a, b)]:
-        by = found.setdefault(p, collections.Counter())
+        by = result.setdefault(p, collections.Counter())
         by[self.world.by_name[name].index] += 1
-    return found
+    return result
 
   def given_up(self) -> int:
     """At most how many samples were given up that no commit came to name."""
@@ -1109,10 +1109,10 @@ class Checker:
 
   def resolved(self, process: Any, outcome: fx.Resolved) -> None:
     key = (process.name, outcome.sequence)
-    found = self.submissions[key]
-    if found.outcome is not None:
-      self.fail("A7", f"{key} has two outcomes: {found.outcome}, {outcome}")
-    found.outcome = outcome
+    result = self.submissions[key]
+    if result.outcome is not None:
+      self.fail("A7", f"{key} has two outcomes: {result.outcome}, {outcome}")
+    result.outcome = outcome
     if outcome.reason:
       text = f"gradient {outcome.sequence} is {outcome.reason}"
       self.world.tell(f"{process.name} is told that its {text}")
@@ -1156,8 +1156,8 @@ class Checker:
     numbers: list[int] = []
     for part in [part for commit in self.commits for part in commit.parts]:
       if self.processes.get(part.incarnation) == process.name:
-        found = self.submissions[process.name, part.sequence].submitted
-        numbers += json.loads(found.batches)
+        result = self.submissions[process.name, part.sequence].submitted
+        numbers += json.loads(result.batches)
     count = len(numbers)
     if len(set(numbers)) < count:
       self.fail(
@@ -1238,14 +1238,14 @@ class Checker:
     run = process.node._run
     if run is None:
       return
-    for found in (inside.gradients(run), inside.samples(run)):
-      if found:
-        self.fail("A10", f"the coordinator's books are wrong: {found}")
+    for result in (inside.gradients(run), inside.samples(run)):
+      if result:
+        self.fail("A10", f"the coordinator's books are wrong: {result}")
 
   def nothing_is_due(self, process: Any) -> None:
-    found = inside.due_too_early(process)
-    if found:
-      self.fail("A6", f"{process.name}: {found}")
+    result = inside.due_too_early(process)
+    if result:
+      self.fail("A6", f"{process.name}: {result}")
 
   def note_commit(self, commit: journal_events.Commit) -> None:
     step = commit.step
@@ -1382,8 +1382,8 @@ class Checker:
     known -= _LATE * setting.latency
     # A damaged state makes gradients wrong, too, and they may show it before.
     differ = any(
-      len({one.digest for one in found if one.at < known}) > 1
-      for found in self.prints.values()
+      len({one.digest for one in result if one.at < known}) > 1
+      for result in self.prints.values()
     )
     if (
       self.corrupt

@@ -64,10 +64,10 @@ def wrong(checker: Any, process: Any, note: journal_events.Record) -> str:
         return "it is not that replica's"
       # Each process of the replica has a part of the gradient.
       bad = {
-        sequence: found.submitted.total
-        for (name, sequence), found in checker.submissions.items()
+        sequence: result.submitted.total
+        for (name, sequence), result in checker.submissions.items()
         if name.partition(".")[0] == member.name
-        and not is_finite(checker, found.submitted)
+        and not is_finite(checker, result.submitted)
       }
       if not 1 <= gradients <= sum(bad.values()):
         return f"it has delivered {bad} that are not finite"
@@ -122,25 +122,25 @@ def _dropped(checker: Any, note: journal_events.Drop) -> str:
     return "it can't be"
   if not note.batches:
     return ""
-  found = checker.by_batches.get((member.name, note.batches), [])
+  result = checker.by_batches.get((member.name, note.batches), [])
   # Each process of the replica has a part of the gradient.
   name = member.name.partition(".")[0]
   finite = all(
     is_finite(checker, part)
-    for submitted in found
+    for submitted in result
     for part in checker.by_sequence[name, submitted.sequence]
   )
   # What was added to a sum that counts comes twice for the rules.
-  added = any(submitted.count < submitted.total for submitted in found)
+  added = any(submitted.count < submitted.total for submitted in result)
   if note.reason == "duplicate" and not added:
     return "nobody has sent such a one"
   wrong = _reason(checker, note, finite)
   if wrong:
     return wrong
-  steps = {submitted.local_step for submitted in found}
-  totals = [submitted.total for submitted in found]
+  steps = {submitted.local_step for submitted in result}
+  totals = [submitted.total for submitted in result]
   if note.local_step not in steps or note.count > max(totals, default=0):
-    return f"it was submitted as {found}"
+    return f"it was submitted as {result}"
   return ""
 
 

@@ -14,7 +14,7 @@ run = faults.run
 
 def schedule(seed: int, steps: int = 0) -> faults.Schedule:
   """The schedule of a seed."""
-  found = faults.schedule(seed, steps)
+  result = faults.schedule(seed, steps)
   r = random.Random(f"slots of {seed}")
   slots = r.choice((1, 2, 3, 5, 8, 16))
   micro = r.choice((1, 3))
@@ -29,7 +29,7 @@ def schedule(seed: int, steps: int = 0) -> faults.Schedule:
     audit=r.choice((0.0, 0.0, 0.3, 1.0)),
   )
   setting = dataclasses.replace(
-    found.setting,
+    result.setting,
     needed=slots,
     alone=False,
     max_staleness=0,
@@ -38,13 +38,13 @@ def schedule(seed: int, steps: int = 0) -> faults.Schedule:
     compute=tuple(
       # Who hangs does so with a slot.
       seconds if seconds >= TIMEOUT else seconds / slots
-      for seconds in found.setting.compute
+      for seconds in result.setting.compute
     ),
   )
-  struck = found.faults
+  struck = result.faults
   # Who hangs can't decide who is wrong, and the others wait for that.
   hangs = any(seconds >= TIMEOUT for seconds in setting.compute)
   if data.audit and r.random() < 0.5 and not hangs:
     fault = (r.random() * slots * 0.05, "wrong gradients", (r.randrange(2),))
     struck = (*struck, fault)
-  return dataclasses.replace(found, setting=setting, faults=struck)
+  return dataclasses.replace(result, setting=setting, faults=struck)

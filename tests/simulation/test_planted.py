@@ -12,9 +12,9 @@ _MAX_SCHEDULES = 400
 
 @pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda f: f.name)
 def test_a_planted_fault_is_found_by_its_rule(fault):
-  found = planted.find(fault, _MAX_SCHEDULES)
-  assert found is not None
-  assert not fault.kind.run(found.schedule).violation  # Without the fault.
+  result = planted.find(fault, _MAX_SCHEDULES)
+  assert result is not None
+  assert not fault.kind.run(result.schedule).violation  # Without the fault.
 
 
 def test_a_fault_that_has_no_place_is_an_error():
@@ -25,12 +25,12 @@ def test_a_fault_that_has_no_place_is_an_error():
 
 def test_a_failing_schedule_is_made_smaller():
   fault = next(f for f in planted.FAULTS if f.rule == "A9")
-  found = planted.find(fault, _MAX_SCHEDULES)
+  result = planted.find(fault, _MAX_SCHEDULES)
   with planted.plant(fault):
     fails = lambda s: faults.run(s).violation.startswith(fault.rule)
-    small = shrink.shrink(found.schedule, fails, most=60)
+    small = shrink.shrink(result.schedule, fails, most=60)
     assert fails(small)
-  before = found.schedule
+  before = result.schedule
   assert len(small.faults) <= len(before.faults)
   assert small.setting.steps < before.setting.steps
   assert dataclasses.replace(small, seed=before.seed) == small

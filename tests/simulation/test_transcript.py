@@ -21,5 +21,5 @@ def test_a_run_is_told_as_its_file_has_it(name):
   schedule = faults.Schedule(7, _SETTING, _RUNS[name])
   result = faults.run(schedule, trace=True)
   assert not result.violation
-  told = "\n".join(result.transcript) + "\n"
-  assert told == (_DATA / f"{name}.txt").read_text()
+  text = "\n".join(result.transcript) + "\n"
+  assert text == (_DATA / f"{name}.txt").read_text()

@@ -1194,9 +1194,9 @@ class World:
   ) -> None:
     if aggregation.ended:
       return
-    for j, found in enumerate(aggregation.peers):
+    for j, result in enumerate(aggregation.peers):
       lacks = j not in aggregation.means
-      if found.process == peer and lacks and j != aggregation.me:
+      if result.process == peer and lacks and j != aggregation.me:
         self.fail(process, aggregation, j, "its connection was lost")
         return
 

@@ -153,8 +153,8 @@ def test_slots_on_an_explicit_mesh(spec, wrap):
 
   expected, _ = run(values, indices)
   for slots in (spec[0], None):
-    given = _explicit(values, *spec), _explicit(indices, slots)
-    for dense in wrap(run)(*given):
+    inputs = _explicit(values, *spec), _explicit(indices, slots)
+    for dense in wrap(run)(*inputs):
       assert dense.sharding.spec == P(None, spec[1])
       np.testing.assert_array_equal(dense, expected)
 

@@ -204,8 +204,8 @@ def test_parameters_that_are_integers_or_keys_pass_every_transform(name):
     in_axes=(None if is_shared else 0, axes, 0),
     out_axes=(0, axes),
   )
-  given = params if is_shared else own
-  shapes = jax.eval_shape(step, given, state, jnp.ones((N, 3)))
+  inputs = params if is_shared else own
+  shapes = jax.eval_shape(step, inputs, state, jnp.ones((N, 3)))
   assert jax.tree.structure(shapes) == jax.tree.structure((own, state))
   for a, b in zip(
     jax.tree.leaves(shapes), jax.tree.leaves((own, state)), strict=True

@@ -14,19 +14,21 @@ def main():
   """Trains to a step: with another size, or a cause to end, where told."""
   steps, *wrong = sys.argv[1:]
   number = os.environ["OPTAX_DIST_REPLICA"]
-  told = dict(text.split("=") for text in wrong)
-  if "dies" in told:
+  options = dict(text.split("=") for text in wrong)
+  if "dies" in options:
     sys.exit("ImportError: no module of that name")
-  if "nan" in told:
+  if "nan" in options:
     data = coordinator.Batches(num_samples=32, global_batch=4, seed=1)
     with coordinator.join(optax.sgd(0.5), jnp.zeros(2), data=data) as replica:
       for _ in replica.batches():
         replica.step(jnp.full(2, jnp.nan))
     return
-  time.sleep(float(told.get("late", "0")))
-  size = int(told.get("size", "2"))
+  time.sleep(float(options.get("late", "0")))
+  size = int(options.get("size", "2"))
   with coordinator.join(
-    optax.sgd(0.5), jnp.zeros(size), timeout=float(told.get("timeout", "120"))
+    optax.sgd(0.5),
+    jnp.zeros(size),
+    timeout=float(options.get("timeout", "120")),
   ) as replica:
     print("joined at", replica.global_step, flush=True)
     while replica.global_step < int(steps) and not replica.finished:

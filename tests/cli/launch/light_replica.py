@@ -39,19 +39,19 @@ def _end_together(sign, died):
 
 
 def main():
-  told = {
+  record = {
     name.removeprefix("OPTAX_DIST_"): value
     for name, value in os.environ.items()
     if name.startswith("OPTAX_DIST_")
   }
-  replica, restarts = int(told["REPLICA"]), int(told["RESTARTS"])
-  process = int(told.get("PROCESS_INDEX", "0"))
-  line = socket.socket(fileno=int(told["CHANNEL"]))
+  replica, restarts = int(record["REPLICA"]), int(record["RESTARTS"])
+  process = int(record.get("PROCESS_INDEX", "0"))
+  line = socket.socket(fileno=int(record["CHANNEL"]))
   match sys.argv[1:]:
     case ["environment", *rest]:
       for name in ("CHANNEL", "LAUNCH"):
-        del told[name]
-      print(rest, sorted(told.items()))
+        del record[name]
+      print(rest, sorted(record.items()))
       _take_part(line)
     case ["compiled"]:
       names = (

@@ -41,8 +41,10 @@ def _told(printed):
   """The environments of replicas, by number."""
   result = {}
   for line in printed.splitlines():
-    number, told = re.fullmatch(r"\[replica (\d+)\] \[\] (.*)", line).groups()
-    result[int(number)] = dict(ast.literal_eval(told))
+    number, messages = re.fullmatch(
+      r"\[replica (\d+)\] \[\] (.*)", line
+    ).groups()
+    result[int(number)] = dict(ast.literal_eval(messages))
   return result
 
 
@@ -66,12 +68,14 @@ def _launch(**variables):
 
 def _check_one_each(hosts):
   """Each host has its own replica, of as many as there are hosts."""
-  assert [list(told) for told in hosts] == [[i] for i in range(len(hosts))]
-  for number, told in enumerate(hosts):
-    assert told[number]["NUM_REPLICAS"] == str(len(hosts))
-    assert told[number]["REPLICAS_TO_AGGREGATE"] == str(len(hosts))
-    assert told[number]["SECRET"] == _SECRET
-    assert told[number]["COORDINATOR_ADDRESS"].startswith("etcd://")
+  assert [list(messages) for messages in hosts] == [
+    [i] for i in range(len(hosts))
+  ]
+  for number, messages in enumerate(hosts):
+    assert messages[number]["NUM_REPLICAS"] == str(len(hosts))
+    assert messages[number]["REPLICAS_TO_AGGREGATE"] == str(len(hosts))
+    assert messages[number]["SECRET"] == _SECRET
+    assert messages[number]["COORDINATOR_ADDRESS"].startswith("etcd://")
 
 
 def test_tpu_pods_of_gke(tmp_path):

@@ -42,12 +42,12 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
   assert _launch(*flags, _LIGHT, "environment", "--replicas", "mine") == 0
   result = {}
   for line in capfd.readouterr().out.splitlines():
-    number, rest, told = re.fullmatch(
+    number, rest, messages = re.fullmatch(
       r"\[replica (\d)\] (\[.*?\]) (.*)", line
     ).groups()
     # What stands after the script is the script's.
     assert rest == "['--replicas', 'mine']"
-    result[int(number)] = dict(ast.literal_eval(told))
+    result[int(number)] = dict(ast.literal_eval(messages))
   assert sorted(result) == [0, 1, 2]
   first = result[0]
   assert re.fullmatch(r"127\.0\.0\.1:\d+", first["COORDINATOR_ADDRESS"])
@@ -58,8 +58,8 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
   assert first["JOURNAL"] == str(output / "journal.jsonl")
   assert first["GRACE"] == "30"
   assert "MIN_REPLICAS" not in first
-  for number, told in result.items():
-    assert told == first | {"REPLICA": str(number)}
+  for number, messages in result.items():
+    assert messages == first | {"REPLICA": str(number)}
     log = (output / "replicas" / f"replica-{number}.log").read_text()
     assert log.startswith(f"--- replica {number}, started")
     assert "['--replicas', 'mine']" in log
@@ -124,12 +124,12 @@ def test_processes_of_a_group_are_told_which_they_are(capfd):
   assert _launch(*flags, _LIGHT, "environment") == 0
   result = {}
   for line in capfd.readouterr().out.splitlines():
-    name, told = re.fullmatch(r"\[replica (.*?)\] \[\] (.*)", line).groups()
-    result[name] = dict(ast.literal_eval(told))
+    name, messages = re.fullmatch(r"\[replica (.*?)\] \[\] (.*)", line).groups()
+    result[name] = dict(ast.literal_eval(messages))
   assert sorted(result) == ["0.0", "0.1", "1.0", "1.1"]
-  for name, told in result.items():
-    assert f"{told['REPLICA']}.{told['PROCESS_INDEX']}" == name
-    assert told["NUM_PROCESSES"] == "2"
+  for name, messages in result.items():
+    assert f"{messages['REPLICA']}.{messages['PROCESS_INDEX']}" == name
+    assert messages["NUM_PROCESSES"] == "2"
 
 
 @pytest.mark.parametrize(
@@ -234,8 +234,9 @@ def test_a_failure_after_the_run_is_the_jobs(capfd):
 
 _COMMAND = """
 import signal, sys
-# It may be started where Ctrl-C is ignored.
+# It may be started where Ctrl-C and the end of a terminal are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from optax_dist.cli import main
 sys.exit(main.main(sys.argv[1:]))
 """

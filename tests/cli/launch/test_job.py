@@ -71,9 +71,11 @@ def test_a_host_without_the_journal_says_where_it_is(tmp_path, capsys):
 def test_the_address_of_a_host_with_several_networks_can_be_given():
   assert _job().placement.local_addr is None
   assert _job(local_addr="127.0.0.2").placement.local_addr == "127.0.0.2"
-  told = {"OPTAX_DIST_LOCAL_ADDR": "127.0.0.3"}
-  assert _job(told).placement.local_addr == "127.0.0.3"
-  assert _job(told, local_addr="127.0.0.2").placement.local_addr == "127.0.0.2"
+  variables = {"OPTAX_DIST_LOCAL_ADDR": "127.0.0.3"}
+  assert _job(variables).placement.local_addr == "127.0.0.3"
+  assert (
+    _job(variables, local_addr="127.0.0.2").placement.local_addr == "127.0.0.2"
+  )
   for wrong in ("192.0.2.1", "127.0.0.1:29400", "no such host"):
     with pytest.raises(
       errors.CommandError, match=r"--local-addr.*of this host"

@@ -66,6 +66,6 @@ def test_no_cost_is_made_up_where_others_were_faster_without_the_lost_one(
     for step in range(4, 20):
       run_journals.commit(written, step, 0, at=20.0 + 0.6 * (step - 3))
   assert main.main(["report", str(path)]) == 0
-  told = capsys.readouterr().out.splitlines()[-1]
-  assert told.startswith("kept at least 100%")
-  assert "replica-seconds each" not in told
+  text = capsys.readouterr().out.splitlines()[-1]
+  assert text.startswith("kept at least 100%")
+  assert "replica-seconds each" not in text

@@ -60,8 +60,8 @@ def test_a_process_that_stands_by_takes_the_place_of_a_replica_that_dies(
 def test_nobody_waits_for_a_replica_that_dies_with_the_coordinator(tmp_path):
   """Its launcher has seen its end, and tells the next coordinator."""
   path = tmp_path / "run.jsonl"
-  told = environment.Environment(journal=str(path))
-  assert _launcher(tmp_path, "both-die", environment=told).run() == 0
+  settings = environment.Environment(journal=str(path))
+  assert _launcher(tmp_path, "both-die", environment=settings).run() == 0
   records = journal.read(path).records
   lost = [r for r in records if r["kind"] == "lost"]
   assert [(r["replica"], r["step"]) for r in lost] == [(1, 4)]
@@ -105,9 +105,9 @@ def test_a_process_that_can_not_be_started_is_named(tmp_path, monkeypatch):
 
   monkeypatch.setattr(child, "Child", start_one)
   # No coordinator is needed: it is never asked.
-  told = environment.Environment(store="etcd://127.0.0.1:1")
+  settings = environment.Environment(store="etcd://127.0.0.1:1")
   with pytest.raises(LaunchError, match="Too many open") as caught:
-    _launcher(tmp_path, "sleep", environment=told).run()
+    _launcher(tmp_path, "sleep", environment=settings).run()
   assert str(caught.value).startswith("replica 1 can't be started")
   assert "ulimit -n" in str(caught.value)
   left_over.wait_for_end(made[0].pid)

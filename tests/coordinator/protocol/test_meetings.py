@@ -13,9 +13,9 @@ class Replica:
     self.meetings, self.count, self.told = Meetings(), count, {}
 
   def _tell(self, effects):
-    told = {peer: e.message for e in effects for peer in e.peers}
-    self.told |= told
-    return {*told}
+    messages = {peer: e.message for e in effects for peer in e.peers}
+    self.told |= messages
+    return {*messages}
 
   def call(self, peer, index, generation="", replica=0, run=""):
     place = "" if index else PLACE

@@ -329,16 +329,16 @@ with coordinator.join(
 def test_one_that_has_not_started_it_starts_it_again(place):
   """The process that has started it dies with it."""
   command = [sys.executable, "-c", _REPLICA]
-  told = [place.options["coordinator_address"], _SECRET]
+  secrets = [place.options["coordinator_address"], _SECRET]
   env = os.environ | {"JAX_PLATFORMS": "cpu"}
   first = subprocess.Popen(
-    [*command, "0", *told], stdout=subprocess.PIPE, text=True, env=env
+    [*command, "0", *secrets], stdout=subprocess.PIPE, text=True, env=env
   )
   second = None
   try:
     until(place.pid, 60.0)
     second = subprocess.Popen(
-      [*command, "1", *told], stdout=subprocess.PIPE, text=True, env=env
+      [*command, "1", *secrets], stdout=subprocess.PIPE, text=True, env=env
     )
     assert first.stdout.readline() == "in\n"
     assert second.stdout.readline() == "in\n"

@@ -98,10 +98,10 @@ def test_a_process_may_listen_where_a_lost_one_did():
   )
   (port,) = addresses.free_ports()
   with process.start(_SECRET.encode(), port=0) as made:
-    told = environment.Environment(
+    settings = environment.Environment(
       coordinator_address=made.address, secret=_SECRET
     )
-    env = {**os.environ, **told.variables(), "PORT": str(port)}
+    env = {**os.environ, **settings.variables(), "PORT": str(port)}
     for _ in range(2):
       ended = subprocess.run(
         [sys.executable, "-c", program],

@@ -102,9 +102,9 @@ def test_three_learners_train_to_the_same_end(inline, tmp_path):
   # They have learned something: the mean of their targets is 2.
   assert np.abs(np.asarray(results[0].params["b"]) - 2.0).max() < 1.5
   for result in results:
-    told = sum(bool(o.members) for o in result.outcomes)
+    count = sum(bool(o.members) for o in result.outcomes)
     # The latest may be told by the end of the run.
-    assert told <= result.counts["applied"] <= told + 1
+    assert count <= result.counts["applied"] <= count + 1
 
 
 def test_a_joining_learner_gets_the_optimizer_state_of_another():

@@ -23,10 +23,10 @@ def agreed(
   opt=_SGD, params=runs.PARAMS, k=2, inner=None, data=None, **settings
 ):
   strategy = strategies.SyncReplicas(opt, strategies.Quorum(k, 2))
-  told = options.Options(**settings)
+  notified = options.Options(**settings)
   return dict(
     agreement.agreement(
-      strategy, strategy.shared(params), params, told, data, inner=inner
+      strategy, strategy.shared(params), params, notified, data, inner=inner
     )
   )
 

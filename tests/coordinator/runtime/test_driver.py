@@ -75,7 +75,7 @@ def until(one, core, kind):
     for event in one._transport.poll(0):
       one._on_event(event)
     one._run_pending()
-    result = [given for given in core.seen if isinstance(given, kind)]
+    result = [passed for passed in core.seen if isinstance(passed, kind)]
     if result:
       return result
   raise AssertionError(f"no {kind.__name__} in {core.seen}")
@@ -125,8 +125,8 @@ def test_it_says_what_the_core_waits_for(driven):
   assert one.missing() == "Its event loop does not answer."
   one.start()
   # It leaves the event loop a second to answer.
-  told = wait_until(lambda: "waits" in (x := one.missing()) and x)
-  assert told == "It waits for the end of the script."
+  text = wait_until(lambda: "waits" in (x := one.missing()) and x)
+  assert text == "It waits for the end of the script."
 
 
 def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):

@@ -196,10 +196,10 @@ def test_the_others_go_on_without_a_stuck_replica(tmp_path, capfd):
     )
   assert steps == [8]
   assert "in blocked_data_loader" in capfd.readouterr().err
-  told = {r["kind"]: r for r in run_journals.whole(path)}
-  assert "in blocked_data_loader" in told["stuck"]["stacks"]
+  kinds = {r["kind"]: r for r in run_journals.whole(path)}
+  assert "in blocked_data_loader" in kinds["stuck"]["stacks"]
   reason = re.match(
-    r"stuck: its step has taken (\d+\.\d) s", told["stuck"]["reason"]
+    r"stuck: its step has taken (\d+\.\d) s", kinds["stuck"]["reason"]
   )
   assert float(reason[1]) > 3600.0
-  assert told["lost"]["replica"] == told["stuck"]["replica"]
+  assert kinds["lost"]["replica"] == kinds["stuck"]["replica"]

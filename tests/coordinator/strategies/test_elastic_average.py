@@ -49,8 +49,8 @@ def test_replicas_exchange_on_their_own_clocks(inline, tmp_path):
     own[i] = jax.tree.map(np.subtract, own[i], pull)
     center = jax.tree.map(np.add, center, pull)
   assert met == [2] * 3
-  told = [o.committed for r in results for o in r.outcomes if o.members]
-  assert sorted(told) == list(range(1, 7))
+  steps = [o.committed for r in results for o in r.outcomes if o.members]
+  assert sorted(steps) == list(range(1, 7))
   for i, result in enumerate(results):
     close(result.value, own[i])
   last = max(results, key=lambda r: r.outcomes[-1].global_step)

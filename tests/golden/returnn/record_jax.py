@@ -28,10 +28,10 @@ def record(config):
   params = [jnp.asarray(_SOURCE["start"][name]) for name in names]
   updater = Updater(config=Config(config))
   state, trajectory = updater.init(params), []
-  for given in _SOURCE["gradients"]["normal"]:
+  for inputs in _SOURCE["gradients"]["normal"]:
     params, state = updater.step(
       params=params,
-      grads=[jnp.asarray(given[name]) for name in names],
+      grads=[jnp.asarray(inputs[name]) for name in names],
       opt_state=state,
       learning_rate=_SOURCE["learning_rate"],
     )

@@ -106,9 +106,9 @@ def main():
 
   recorded = []
   for seed, config in enumerate(cases()):
-    given = [score and round(score, 6) for score in scores(seed)]
+    inputs = [score and round(score, 6) for score in scores(seed)]
     recorded.append(
-      {"config": config, "scores": given, "rates": record(config, given)}
+      {"config": config, "scores": inputs, "rates": record(config, inputs)}
     )
   path = pathlib.Path(__file__).with_name("learning_rates.json")
   result = {"versions": {"returnn": returnn.__version__}, "cases": recorded}

@@ -188,11 +188,11 @@ def record(
     updater.init_optimizer_vars(session)
     updater.set_learning_rate(0.1, session)
     trajectory = []
-    for step, given in enumerate(gradients(kind)):
+    for step, inputs in enumerate(gradients(kind)):
       if reset_after and step % reset_after == 0:
         # As returnn.tf.engine.Runner does.
         updater.init_optimizer_vars(session)
-      session.run(op, {fed[name]: given[name] for name in fed})
+      session.run(op, {fed[name]: inputs[name] for name in fed})
       trajectory.append(session.run(variables))
   return trajectory
 
@@ -235,8 +235,8 @@ def record_decay_of_2021(l2, rates):
       op = sgd.minimize(constraints, var_list=[variable])
     session.run(v1.global_variables_initializer())
     trajectory = []
-    for step, given in enumerate(gradients("normal")):
-      session.run(op, {fed: given["w"], rate: rates[step]})
+    for step, inputs in enumerate(gradients("normal")):
+      session.run(op, {fed: inputs["w"], rate: rates[step]})
       trajectory.append({"w": session.run(variable)})
   return trajectory
 

@@ -94,13 +94,13 @@ def record(config, kind):
   updater.create_optimizer()
   steps = config.get("accum_grad_multiple_step", 1)
   trajectory = []
-  for i, given in enumerate(_SOURCE["gradients"][kind] * _REPEATS):
+  for i, inputs in enumerate(_SOURCE["gradients"][kind] * _REPEATS):
     # As in returnn.torch.engine.Engine.train_epoch.
     updater.set_current_train_step(global_train_step=i, epoch=1)
     if i % steps == 0:
       updater.zero_grad()
     loss = sum(
-      torch.sum(parameter * torch.tensor(given[name[:1]]))
+      torch.sum(parameter * torch.tensor(inputs[name[:1]]))
       for name, parameter in module.named_parameters()
     )
     loss.backward()

@@ -44,13 +44,13 @@ class TokenQueue:
     self, tokens: Iterable[int]
   ) -> tuple[TokenQueue, tuple[Completed, ...]]:
     """Enqueues tokens, which first serve the pending dequeues."""
-    given = tuple(tokens)
-    if not given:
+    inputs = tuple(tokens)
+    if not inputs:
       return self, ()
     if self.closed:
       error = f"CancelledError: FIFOQueue '{self.name}' is closed."
       return self, (Completed(None, "enqueue", error=error),)
-    inside = (*self.tokens, *given)
+    inside = (*self.tokens, *inputs)
     served = tuple(
       Completed(id, "dequeue", token)
       for id, token in zip(self.pending, inside, strict=False)

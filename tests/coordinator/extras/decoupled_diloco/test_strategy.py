@@ -110,14 +110,14 @@ def test_rounds_are_merged_and_mixed_as_the_rules_say(rule):
     updates, states[fragment] = OUTER.update(outer, states[fragment], start)
     new = optax.apply_updates(start, updates)
     center |= dict(zip(FRAGMENTS[fragment], new, strict=True))
-    given = [give(result, shared, local) for local in locals_]
-    shared = merged(result, shared, [g.payload for g, _ in given], shares)
+    inputs = [give(result, shared, local) for local in locals_]
+    shared = merged(result, shared, [g.payload for g, _ in inputs], shares)
     close(shared.params, center)
     assert int(shared.opt_state.round) == round_ + 1
     # They train on, and mix what has come with what they have by now.
     locals_ = [
       trained(result, local, 2, seed=10 * round_ + i)
-      for i, (_, local) in enumerate(given)
+      for i, (_, local) in enumerate(inputs)
     ]
     for i, local in enumerate(locals_):
       took = result.merge(shared, local, merged=True)
@@ -143,9 +143,9 @@ def test_a_learner_contributes_by_its_own_clock():
   result, shared = made(period=8)
   due, local = dues(result, result.local(shared), 8)
   assert due == [False] * 3 + [True] * 5  # It stays due until it has given.
-  given, local = give(result, shared, local)
-  assert (given.work.tokens, given.work.steps, given.work.late) == (64, 8, 0)
-  shared = merged(result, shared, [given.payload], [1.0])
+  inputs, local = give(result, shared, local)
+  assert (inputs.work.tokens, inputs.work.steps, inputs.work.late) == (64, 8, 0)
+  shared = merged(result, shared, [inputs.payload], [1.0])
   # The merge has taken three steps; the turn counts from when it has given.
   local = result.merge(shared, trained(result, local, 3), merged=True)
   assert dues(result, local, 2)[0] == [True, True]
@@ -166,8 +166,8 @@ def test_a_merge_without_it_puts_its_turn_off():
   """Else a fragment were merged more than once in a period."""
   result, shared = made(period=8)
   local = trained(result, result.local(shared), 3)
-  given, _ = give(result, shared, trained(result, result.local(shared), 4))
-  shared = merged(result, shared, [given.payload], [1.0])
+  inputs, _ = give(result, shared, trained(result, result.local(shared), 4))
+  shared = merged(result, shared, [inputs.payload], [1.0])
   local = result.merge(shared, local, merged=False)
   assert dues(result, local, 5)[0] == [False] * 3 + [True] * 2
 
@@ -176,8 +176,8 @@ def test_progress_is_counted_from_what_all_share():
   """What others have merged meanwhile is not applied a second time."""
   result, shared = made(merge="mean", fragments=1, period=2)
   local = trained(result, result.local(shared), 2)
-  given, _ = give(result, shared, local)
-  shared = merged(result, shared, [given.payload], [1.0])
+  inputs, _ = give(result, shared, local)
+  shared = merged(result, shared, [inputs.payload], [1.0])
   late = result.merge(shared, local, merged=False)
   close(late.params, local.params)
   again, _ = give(result, shared, late)
@@ -193,8 +193,8 @@ def test_progress_is_counted_from_what_all_share():
 def test_progress_that_missed_its_round(max_staleness, kept):
   result, shared = made(max_staleness=max_staleness)
   slow, fast = result.local(shared), result.local(shared)
-  given, _ = give(result, shared, trained(result, fast, 2))
-  shared = merged(result, shared, [given.payload], [1.0])
+  inputs, _ = give(result, shared, trained(result, fast, 2))
+  shared = merged(result, shared, [inputs.payload], [1.0])
   slow = trained(result, slow, 3, seed=7)
   took = result.merge(shared, slow, merged=False)
   assert took.round == 1
@@ -206,19 +206,19 @@ def test_progress_that_missed_its_round(max_staleness, kept):
     close(only(took.params, 0), mixed)
     assert took.steps.tolist() == [0, 3]
   # Fragment 0 has its turn again after fragment 1.
-  given, _ = give(result, shared, trained(result, fast, 2)._replace(round=1))
-  shared = merged(result, shared, [given.payload], [1.0])
+  inputs, _ = give(result, shared, trained(result, fast, 2)._replace(round=1))
+  shared = merged(result, shared, [inputs.payload], [1.0])
   took = result.merge(shared, took, merged=False)
-  given, _ = give(result, shared, trained(result, took, 1))
-  assert (given.work.late, given.work.steps) == ((1, 4) if kept else (0, 1))
+  inputs, _ = give(result, shared, trained(result, took, 1))
+  assert (inputs.work.late, inputs.work.steps) == ((1, 4) if kept else (0, 1))
 
 
 def test_a_late_contribution_is_dropped():
   result, shared = made(fragments=1, period=2, max_staleness=1)
   slow = trained(result, result.local(shared), 3)
   for expected in (3, 0):
-    given, _ = give(result, shared, trained(result, result.local(shared), 2))
-    shared = merged(result, shared, [given.payload], [1.0])
+    inputs, _ = give(result, shared, trained(result, result.local(shared), 2))
+    shared = merged(result, shared, [inputs.payload], [1.0])
     slow = result.merge(shared, slow, merged=False)
     assert slow.steps.tolist() == [expected]
 
@@ -230,16 +230,16 @@ def test_a_learner_too_slow_to_come_when_called_waits_there():
   for round_ in range(3):
     due.append(result.is_due(slow, called=False))
     fast = trained(result, result.local(shared), 2)._replace(round=round_)
-    given, _ = give(result, shared, fast)
-    assert given.work.begins
-    shared = merged(result, shared, [given.payload], [1.0])
+    inputs, _ = give(result, shared, fast)
+    assert inputs.work.begins
+    shared = merged(result, shared, [inputs.payload], [1.0])
     slow = result.merge(shared, slow, merged=False)
     slow = trained(result, slow, 1)
   assert due == [False, False, True]
   # It does not begin the round for the others, as its turn is not yet.
-  given, slow = give(result, shared, slow, called=False)
-  assert not given.work.begins
-  shared = merged(result, shared, [given.payload], [1.0])
+  inputs, slow = give(result, shared, slow, called=False)
+  assert not inputs.work.begins
+  shared = merged(result, shared, [inputs.payload], [1.0])
   slow = trained(result, result.merge(shared, slow, merged=True), 1)
   assert not result.is_due(slow, called=False)
 
@@ -248,9 +248,9 @@ def test_a_late_learner_begins_at_the_open_round():
   result, shared = made()
   for _ in range(3):
     local = trained(result, result.local(shared), 2)
-    given, _ = give(result, shared, local)
-    assert given.work.late == 0
-    shared = merged(result, shared, [given.payload], [1.0])
+    inputs, _ = give(result, shared, local)
+    assert inputs.work.late == 0
+    shared = merged(result, shared, [inputs.payload], [1.0])
   assert result.local(shared).taken.tolist() == [2, 1]
 
 
@@ -260,8 +260,8 @@ def test_fragments_keep_the_dtypes_of_their_arrays():
   params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones((2, 2))}
   shared = result.shared(params)
   local = result.train(result.local(shared), params, 1)
-  given, local = give(result, shared, local)
-  raw = tuple(np.asarray(x) for x in given.payload)
+  inputs, local = give(result, shared, local)
+  raw = tuple(np.asarray(x) for x in inputs.payload)
   after = result.apply(shared, raw)
   local = result.merge(after, local, merged=True)
   for tree in (after.params, local.params):

@@ -241,7 +241,7 @@ with coordinator.join(optax.sgd(0.1), jnp.ones(100), timeout=60.0) as replica:
 def test_each_launcher_stands_by(url, tmp_path):
   program = tmp_path / "program.py"
   program.write_text(_PROGRAM)
-  told = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: SECRET}
+  variables = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: SECRET}
   launchers = [
     subprocess.Popen(
       [
@@ -249,7 +249,7 @@ def test_each_launcher_stands_by(url, tmp_path):
         *("--replicas", "2", "--nodes", "2", "--node-rank", str(rank)),
         str(program),
       ],
-      env=os.environ | told,
+      env=os.environ | variables,
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,

@@ -35,9 +35,9 @@ class Step:
   def tell(self):
     asks = self.lends.announcements()
     assert all(a.gradients == max(1, sp.size(a.lease)) for a in asks)
-    told = {ask.incarnation: ask.lease for ask in asks}
-    self.leases |= told
-    return told
+    leases = {ask.incarnation: ask.lease for ask in asks}
+    self.leases |= leases
+    return leases
 
   def bring(self, member, now, spans=None):
     """A member has computed what it was told to, and asks for more."""
@@ -67,9 +67,9 @@ class Step:
       if spans
     )
     result = self.lends.committed(parts, dict.fromkeys(held, 8), 0.0)
-    told = {one.incarnation: one.spans for one in result.leases if one.spans}
-    self.leases = dict.fromkeys(held, ()) | told
-    return told
+    leases = {one.incarnation: one.spans for one in result.leases if one.spans}
+    self.leases = dict.fromkeys(held, ()) | leases
+    return leases
 
 
 def test_a_step_is_shared_by_how_fast_its_members_are():
