@@ -107,7 +107,7 @@ def test_missing_arguments_come_from_the_environment(tmp_path, monkeypatch):
       min_replicas=1,
       journal=str(journal),
     ).variables()
-    settings |= ProcessEnvironment(replica=1, channel=99).variables()
+    settings |= ProcessEnvironment(replica=1, channel=1 << 20).variables()
     for name, value in settings.items():
       monkeypatch.setenv(name, value)
     # Replica 0 is passed what the other one takes from the environment.
