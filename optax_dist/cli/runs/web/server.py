@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import http.server
 import importlib.resources
@@ -12,6 +13,7 @@ import socket
 import socketserver
 import sys
 import threading
+import time
 import urllib.parse
 from typing import Any
 
@@ -21,6 +23,10 @@ from optax_dist.coordinator.metrics import prometheus
 from optax_dist.coordinator.transport import addresses
 
 _log = logging.getLogger("optax_dist.coordinator")
+
+# Clients at once, and seconds after which the oldest has to make way for another one:
+# an answer takes milliseconds.
+_CLIENTS, _SLOW = 32, 2.0
 
 # The page needs only itself and its data.
 _HEADERS = {
@@ -138,18 +144,37 @@ class Server:
 
 
 class _Listener(http.server.ThreadingHTTPServer):
-  """Each client has a thread, until it has its answer or is silent for too long."""
+  """Each client has a thread, and only so many have one."""
 
   def __init__(self, served: Server, bind: str, port: int):
     if ":" in bind:
       self.address_family = socket.AF_INET6
     self.served = served
+    # When each connection began; the oldest is the first.
+    self._since: dict[socket.socket, float] = {}
     super().__init__((bind, port), _Handler)
 
   def handle_error(self, request: Any, client_address: Any) -> None:
     """Logs errors, except of a client that went away before its answer."""
     if not isinstance(sys.exception(), ConnectionError):
       _log.warning("A request has failed.", exc_info=True)
+
+  def verify_request(self, request: Any, client_address: Any) -> bool:
+    """Takes one more client, if need be in the place of a slow one."""
+    if len(self._since) >= _CLIENTS:
+      oldest, since = next(iter(self._since.items()))
+      if time.monotonic() - since <= _SLOW:
+        return False
+      self._since.pop(oldest, None)
+      with contextlib.suppress(OSError):
+        oldest.shutdown(socket.SHUT_RDWR)  # So its thread ends.
+    self._since[request] = time.monotonic()
+    return True
+
+  def shutdown_request(self, request: Any) -> None:
+    """Called by the thread of the request, in the end."""
+    self._since.pop(request, None)
+    super().shutdown_request(request)
 
   def server_bind(self) -> None:
     # Not that of `HTTPServer`, which asks for the name of the host.
@@ -160,7 +185,6 @@ class _Listener(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
   server: _Listener
   server_version, sys_version = "optax-dist", ""
-  timeout = 5.0  # Seconds for a request: whoever asks for nothing is left then.
 
   def do_GET(self) -> None:
     host = self.headers.get("Host", "")

@@ -13,6 +13,7 @@ import urllib.request
 
 import embedded_runs as runs
 import pytest
+import waiting
 
 from optax_dist.cli import errors
 from optax_dist.cli.runs import view
@@ -231,13 +232,47 @@ def test_a_browser_shows_it(page, tmp_path):
   assert re.search(r'<span id="gone"></span>', shown)
 
 
-def test_clients_that_ask_for_nothing_are_left(page, monkeypatch):
+def _connections(count, address):
+  """Clients that never ask for anything."""
+  return [socket.create_connection(address, 30.0) for _ in range(count)]
+
+
+def _threads():
+  return sum(
+    "process_request" in thread.name for thread in threading.enumerate()
+  )
+
+
+def test_slow_clients_have_no_more_than_so_many_threads(page, monkeypatch):
+  monkeypatch.setattr(server, "_SLOW", 0.0)
   address = page._listener.server_address
-  monkeypatch.setattr(server._Handler, "timeout", 0.2)
-  slow = [socket.create_connection(address, 30.0) for _ in range(40)]
+  most = server._CLIENTS
+  slow = _connections(3 * most, address)
   try:
-    assert get(page.url)[0] == 200
-    assert [client.recv(1) for client in slow] == [b""] * 40
+    # The last ones are answered all the same: the oldest have to go.
+    for _ in range(3):
+      assert get(page.url)[0] == 200
+      assert _threads() <= most + 1
+    gone = slow[0]
+    gone.settimeout(30.0)
+    assert gone.recv(1) == b""
   finally:
     for client in slow:
       client.close()
+
+
+def test_who_comes_while_all_are_quick_is_refused(page, monkeypatch):
+  monkeypatch.setattr(server, "_SLOW", 1000.0)
+  address = page._listener.server_address
+  held = _connections(server._CLIENTS, address)
+  try:
+    waiting.until(lambda: _threads() >= server._CLIENTS)
+    [more] = _connections(1, address)
+    with more:
+      assert more.recv(1) == b""
+    assert _threads() <= server._CLIENTS
+  finally:
+    for client in held:
+      client.close()
+  waiting.until(lambda: _threads() == 0)
+  assert get(page.url)[0] == 200
