@@ -204,13 +204,14 @@ class Launcher:
     elsewhere = placement.external or environment.store is not None
     if environment.journal is None or elsewhere or placement.hosts > 1:
       return  # It may go on.
+    if not self._supervisor.has_begun or self._supervisor.over:
+      return
     reason = "its launcher has ended"
     if isinstance(error, LaunchError):
       reason += f": {error}".partition("\n")[0]
     path = environment.journal
     with contextlib.suppress(OSError), journal.Journal(path) as file:
-      begun = self._supervisor.has_begun and not self._supervisor.over
-      if begun and not file.ended:
+      if not file.ended:
         file.write("finish", step=file.step + 1, reason=reason)
 
   def _kill_all(self) -> None:
