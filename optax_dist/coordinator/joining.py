@@ -133,8 +133,8 @@ def join(
     start_coordinator: whether this replica starts the coordinator if nothing
       listens at its address, and starts one again that a replica has started; by
       default true if the address belongs to this host and no launcher has started
-      one. Not with
-      one in etcd, for which `optax-dist coordinator` waits on several hosts.
+      one. Not with one in etcd, for which `optax-dist coordinator` waits on several
+      hosts.
     on_sigterm: "leave" makes the replica leave gracefully after its step when
       it gets SIGTERM (or a launcher's SIGINT): `Outcome.finished` is then set.
       With "save" all replicas see `Outcome.save` first. Defaults to "leave" if

@@ -203,7 +203,7 @@ def _check_reachable(draft: State) -> None:
   """Decides `CannotProceed` if the quorum is out of reach."""
   if draft.round is not None:
     return
-  needed = 1 if draft.shared else draft.quorum()
+  needed = draft.replicas_needed
   have = draft.live + draft.awaited
   if have < needed:
     draft.emit(

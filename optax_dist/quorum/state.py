@@ -145,6 +145,11 @@ class State:
     return needed(self)
 
   @property
+  def replicas_needed(self) -> int:
+    """How many replicas a step needs: with k > N one can bring all gradients."""
+    return 1 if self.shared else self.quorum()
+
+  @property
   def lacks(self) -> int:
     """How many gradients the step lacks; negative if it has more."""
     return self.quorum() - self.accepted_count

@@ -6,9 +6,9 @@
 
 A record is written with one call, so a process that is killed leaves a whole record
 or the beginning of one, and a host without power perhaps zeros: the next coordinator
-cuts that off. Steps are not synced to
-the disk: if the host's power takes some away, the run begins again from the newest
-state of its members. All else is, for no number may be given twice.
+cuts that off. Steps are not synced to the disk: if the host's power takes some away,
+the run begins again from the newest state of its members. All else is, for no number
+may be given twice.
 """
 
 from __future__ import annotations

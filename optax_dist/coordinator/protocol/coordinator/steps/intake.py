@@ -142,7 +142,7 @@ class Intake:
     ]
 
   def reconnected(self, hello: msg.Hello) -> None:
-    """A member has called, which knows when the step has begun if it knows of all."""
+    """A member has called: one that knows of all steps has seen this one begin."""
     if not self._began_at and hello.read == self._ruling.step and hello.since:
       self._began_at = self._policy.now - hello.since
       self._seconds = hello.compute

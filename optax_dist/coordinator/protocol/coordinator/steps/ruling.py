@@ -100,7 +100,8 @@ class Ruling:
     where each replica has a share of a step, if it had one before it was lost.
     """
     state = self.state
-    if state.exact or not state.config.lower_on_leave or _is_short(state):
+    is_short = state.live < state.replicas_needed
+    if state.exact or not state.config.lower_on_leave or is_short:
       return False
     if state.shared:
       return member.replica in state.replicas
@@ -132,7 +133,8 @@ class Ruling:
       left: whether it leaves.
     """
     departure = self._departure(left)(member.replica, member.incarnation)
-    return _is_short(quorum.step(self.state, departure)[0])
+    after, _ = quorum.step(self.state, departure)
+    return after.live < after.replicas_needed
 
   def removed(self, member: Member, left: bool) -> None:
     """A member is one no more; the others follow."""
@@ -177,7 +179,7 @@ class Ruling:
     state = self.state
     # Those that are lost don't count any more once another one is there.
     lowered = self._lower_on_loss and not state.live
-    least = 1 if state.shared or lowered else quorum.needed(state)
+    least = 1 if lowered else state.replicas_needed
     return state.live + state.awaited >= least
 
   def _departure(
@@ -189,8 +191,3 @@ class Ruling:
       # the run would end well.
       return quorum.Lost
     return quorum.Leave if left or self._lower_on_loss else quorum.Lost
-
-
-def _is_short(state: quorum.State) -> bool:
-  """Whether fewer replicas count than a step needs."""
-  return state.live < (1 if state.shared else quorum.needed(state))
