@@ -439,13 +439,13 @@ def on_tpu(case: Case, width: int) -> dict[str, Any]:
     platform="tpu", topology_name="v5e:2x4"
   ).devices
   mesh = jax.sharding.Mesh(np.array(chips), (AXIS,))
-  outcome = []
+  sides = []
   for by_hand in (False, True):
     run, types = step_of(case, by_hand, mesh, width)
     begin = time.perf_counter()
     compiled = run.lower(*types).compile()
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
-    outcome.append(
+    sides.append(
       {
         "seconds": time.perf_counter() - begin,
         "hbm": _memory_bytes(compiled.as_text()),
@@ -459,7 +459,7 @@ def on_tpu(case: Case, width: int) -> dict[str, Any]:
         "collectives": _collectives(compiled.as_text()),
       }
     )
-  ours, theirs = outcome
+  ours, theirs = sides
   ratio = {
     key: ours[key] / theirs[key]
     for key in ("hbm", "bytes", "flops", "peak", "seconds")

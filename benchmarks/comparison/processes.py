@@ -220,9 +220,9 @@ def end_with_parent() -> threading.Event:
   # Works also while native code holds the interpreter.
   left = float(os.environ.get("BENCHMARK_SECONDS", "600"))
   faulthandler.dump_traceback_later(max(0.1, left), exit=True)
-  notified = threading.Event()
-  threading.Thread(target=_wait_for_end, args=(notified,), daemon=True).start()
-  return notified
+  goes = threading.Event()
+  threading.Thread(target=_wait_for_end, args=(goes,), daemon=True).start()
+  return goes
 
 
 def _wait_for_end(told: threading.Event) -> None:

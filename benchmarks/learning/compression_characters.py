@@ -238,11 +238,11 @@ def main():
     sent = handed_over(name, params, args.rounds, steps)
     rates = {"rate": rate, "local_rate": local_rate}
     result[name] = {**rates, "losses": losses.tolist(), "bytes": sent}
-    messages = f"rate {rate:g} of {GRIDS[name]}"
+    shown = f"rate {rate:g} of {GRIDS[name]}"
     if of_rounds:
-      messages += f", local {local_rate:g} of {LOCAL}"
+      shown += f", local {local_rate:g} of {LOCAL}"
     print(
-      f"{name:24} loss {mean:.4f} +- {half:.4f}, {messages},"
+      f"{name:24} loss {mean:.4f} +- {half:.4f}, {shown},"
       f" {sent:,} bytes, {time.perf_counter() - begin:.0f} s",
       flush=True,
     )

@@ -146,7 +146,7 @@ def measure(args, hosts, method):
         raise RuntimeError("The coordinator did not start.")
       processes = []
       for number in range(LEARNERS):
-        record = {
+        settings = {
           "method": method,
           "replica": number,
           "address": address,
@@ -155,7 +155,7 @@ def measure(args, hosts, method):
         processes.append(
           hosts.python(
             number,
-            *(str(pathlib.Path(__file__)), "--learner", json.dumps(record)),
+            *(str(pathlib.Path(__file__)), "--learner", json.dumps(settings)),
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environment,

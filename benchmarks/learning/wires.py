@@ -161,13 +161,11 @@ def main():
       bits = 8 * nbytes / sum(leaf.size for leaf in leaves)
       rows.append({"wire": wire, "rate": rate, "bits": bits, "losses": losses})
       mean, half = results.interval(losses)
-      messages = (
-        f"loss {mean:.4f} +- {half:.4f}, rate {rate:g}, {bits:.2f} bits"
-      )
+      shown = f"loss {mean:.4f} +- {half:.4f}, rate {rate:g}, {bits:.2f} bits"
       ratios = 100 * (np.asarray(losses) / np.asarray(rows[0]["losses"]) - 1)
       mean, half = results.interval(ratios)
-      messages += f"; {mean:+.2f} % +- {half:.2f} of float32"
-      before(f"{wire:8} {messages} ({time.perf_counter() - begin:.0f} s)")
+      shown += f"; {mean:+.2f} % +- {half:.2f} of float32"
+      before(f"{wire:8} {shown} ({time.perf_counter() - begin:.0f} s)")
   results.save(args, lambda: draw(result), result)
 
 

@@ -27,10 +27,10 @@ def test_a_loss_below_the_quorum_names_who_is_missing():
   state, decisions = run(
     started(3, 3), quorum.Arrive(0, 0), quorum.Lost(2), quorum.Lost(1)
   )
-  (messages,) = decisions
-  assert (messages.have, messages.needed, messages.missing) == (1, 3, (1, 2))
-  assert not messages.final
-  assert "the step waits until they have joined again" in str(messages)
+  (decision,) = decisions
+  assert (decision.have, decision.needed, decision.missing) == (1, 3, (1, 2))
+  assert not decision.final
+  assert "the step waits until they have joined again" in str(decision)
   # A replica that comes back continues where the others are.
   state, _ = run(state, quorum.Join(1), quorum.Join(2), quorum.Arrive(1, 0))
   assert run(state, quorum.Arrive(2, 0))[0].step == 1
@@ -38,10 +38,10 @@ def test_a_loss_below_the_quorum_names_who_is_missing():
 
 def test_leaving_for_good_raises_or_lowers():
   state, decisions = run(started(2, 2), quorum.Arrive(0, 0), quorum.Leave(1))
-  (messages,) = decisions
-  assert messages.final
-  assert messages.missing == (1,)
-  assert "lower_on_leave=True" in str(messages)
+  (decision,) = decisions
+  assert decision.final
+  assert decision.missing == (1,)
+  assert "lower_on_leave=True" in str(decision)
   assert state.step == 0
   state, decisions = run(
     started(2, 2, lower_on_leave=True), quorum.Arrive(0, 0), quorum.Leave(1)

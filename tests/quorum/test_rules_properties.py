@@ -65,15 +65,15 @@ def test_who_cannot_proceed_is_told_why():
     config = after.config
     if config.exact or config.replicas_to_aggregate > config.total_num_replicas:
       need = 1
-    for messages in of(decisions, quorum.CannotProceed):
-      assert (messages.step, messages.have, messages.needed) == (
+    for decision in of(decisions, quorum.CannotProceed):
+      assert (decision.step, decision.have, decision.needed) == (
         after.step,
         have,
         need,
       )
-      assert messages.have < messages.needed
-      assert messages.final == (have + after.lost < need)
-      assert messages.missing == quorum.missing(after).absent
+      assert decision.have < decision.needed
+      assert decision.final == (have + after.lost < need)
+      assert decision.missing == quorum.missing(after).absent
       assert not after.round
       assert not after.finished
     departed = isinstance(event, quorum.Lost | quorum.Leave)

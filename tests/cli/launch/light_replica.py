@@ -39,19 +39,19 @@ def _end_together(sign, died):
 
 
 def main():
-  record = {
+  variables = {
     name.removeprefix("OPTAX_DIST_"): value
     for name, value in os.environ.items()
     if name.startswith("OPTAX_DIST_")
   }
-  replica, restarts = int(record["REPLICA"]), int(record["RESTARTS"])
-  process = int(record.get("PROCESS_INDEX", "0"))
-  line = socket.socket(fileno=int(record["CHANNEL"]))
+  replica, restarts = int(variables["REPLICA"]), int(variables["RESTARTS"])
+  process = int(variables.get("PROCESS_INDEX", "0"))
+  line = socket.socket(fileno=int(variables["CHANNEL"]))
   match sys.argv[1:]:
     case ["environment", *rest]:
       for name in ("CHANNEL", "LAUNCH"):
-        del record[name]
-      print(rest, sorted(record.items()))
+        del variables[name]
+      print(rest, sorted(variables.items()))
       _take_part(line)
     case ["compiled"]:
       names = (

@@ -41,10 +41,8 @@ def _told(printed):
   """The environments of replicas, by number."""
   result = {}
   for line in printed.splitlines():
-    number, messages = re.fullmatch(
-      r"\[replica (\d+)\] \[\] (.*)", line
-    ).groups()
-    result[int(number)] = dict(ast.literal_eval(messages))
+    number, here = re.fullmatch(r"\[replica (\d+)\] \[\] (.*)", line).groups()
+    result[int(number)] = dict(ast.literal_eval(here))
   return result
 
 
@@ -68,14 +66,12 @@ def _launch(**variables):
 
 def _check_one_each(hosts):
   """Each host has its own replica, of as many as there are hosts."""
-  assert [list(messages) for messages in hosts] == [
-    [i] for i in range(len(hosts))
-  ]
-  for number, messages in enumerate(hosts):
-    assert messages[number]["NUM_REPLICAS"] == str(len(hosts))
-    assert messages[number]["REPLICAS_TO_AGGREGATE"] == str(len(hosts))
-    assert messages[number]["SECRET"] == _SECRET
-    assert messages[number]["COORDINATOR_ADDRESS"].startswith("etcd://")
+  assert [list(here) for here in hosts] == [[i] for i in range(len(hosts))]
+  for number, here in enumerate(hosts):
+    assert here[number]["NUM_REPLICAS"] == str(len(hosts))
+    assert here[number]["REPLICAS_TO_AGGREGATE"] == str(len(hosts))
+    assert here[number]["SECRET"] == _SECRET
+    assert here[number]["COORDINATOR_ADDRESS"].startswith("etcd://")
 
 
 def test_tpu_pods_of_gke(tmp_path):

@@ -42,12 +42,12 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
   assert _launch(*flags, _LIGHT, "environment", "--replicas", "mine") == 0
   result = {}
   for line in capfd.readouterr().out.splitlines():
-    number, rest, messages = re.fullmatch(
+    number, rest, variables = re.fullmatch(
       r"\[replica (\d)\] (\[.*?\]) (.*)", line
     ).groups()
     # What stands after the script is the script's.
     assert rest == "['--replicas', 'mine']"
-    result[int(number)] = dict(ast.literal_eval(messages))
+    result[int(number)] = dict(ast.literal_eval(variables))
   assert sorted(result) == [0, 1, 2]
   first = result[0]
   assert re.fullmatch(r"127\.0\.0\.1:\d+", first["COORDINATOR_ADDRESS"])
@@ -58,8 +58,8 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
   assert first["JOURNAL"] == str(output / "journal.jsonl")
   assert first["GRACE"] == "30"
   assert "MIN_REPLICAS" not in first
-  for number, messages in result.items():
-    assert messages == first | {"REPLICA": str(number)}
+  for number, variables in result.items():
+    assert variables == first | {"REPLICA": str(number)}
     log = (output / "replicas" / f"replica-{number}.log").read_text()
     assert log.startswith(f"--- replica {number}, started")
     assert "['--replicas', 'mine']" in log
@@ -124,12 +124,14 @@ def test_processes_of_a_group_are_told_which_they_are(capfd):
   assert _launch(*flags, _LIGHT, "environment") == 0
   result = {}
   for line in capfd.readouterr().out.splitlines():
-    name, messages = re.fullmatch(r"\[replica (.*?)\] \[\] (.*)", line).groups()
-    result[name] = dict(ast.literal_eval(messages))
+    name, variables = re.fullmatch(
+      r"\[replica (.*?)\] \[\] (.*)", line
+    ).groups()
+    result[name] = dict(ast.literal_eval(variables))
   assert sorted(result) == ["0.0", "0.1", "1.0", "1.1"]
-  for name, messages in result.items():
-    assert f"{messages['REPLICA']}.{messages['PROCESS_INDEX']}" == name
-    assert messages["NUM_PROCESSES"] == "2"
+  for name, variables in result.items():
+    assert f"{variables['REPLICA']}.{variables['PROCESS_INDEX']}" == name
+    assert variables["NUM_PROCESSES"] == "2"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def played(text: str, room: Room) -> str:
   for line in text.splitlines():
     if line.startswith("> "):
       lines += ["", line]
-      lines += [f"  {messages}".rstrip() for messages in room.execute(line[2:])]
+      lines += [f"  {shown}".rstrip() for shown in room.execute(line[2:])]
     elif line.startswith("#"):
       lines += ["", line] if lines and not lines[-1].startswith("#") else [line]
   return "\n".join(lines) + "\n"

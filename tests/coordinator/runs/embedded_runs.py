@@ -242,12 +242,12 @@ def check_journal(found: list[dict[str, Any]], k: int, late: int = 0) -> None:
     for m in members:
       assert commit["step"] - m["local_step"] == m["staleness"]
       assert 0 <= m["staleness"] <= late
-  inputs = [
+  applied = [
     (m["replica"], tuple(journal.batches(m)))
     for c in commits
     for m in c["members"]
   ]
-  assert len(set(inputs)) == len(inputs), "a gradient was applied twice"
+  assert len(set(applied)) == len(applied), "a gradient was applied twice"
 
 
 def replay(found: list[dict[str, Any]]) -> dict[int, str]:

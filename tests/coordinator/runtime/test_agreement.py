@@ -23,10 +23,10 @@ def agreed(
   opt=_SGD, params=runs.PARAMS, k=2, inner=None, data=None, **settings
 ):
   strategy = strategies.SyncReplicas(opt, strategies.Quorum(k, 2))
-  notified = options.Options(**settings)
+  chosen = options.Options(**settings)
   return dict(
     agreement.agreement(
-      strategy, strategy.shared(params), params, notified, data, inner=inner
+      strategy, strategy.shared(params), params, chosen, data, inner=inner
     )
   )
 

@@ -70,27 +70,27 @@ def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
   for record in records:
     members = record["members"] if record["kind"] == "commit" else ()
     for one in (record,) if record["kind"] == "drop" else members:
-      notified = one["timings"]
-      if notified is None:
+      measured = one["timings"]
+      if measured is None:
         # A gradient that went with its replica, or had not come.
         assert record["kind"] == "drop"
         continue
       seen += 1
-      assert tuple(notified) == journal.TIMINGS
+      assert tuple(measured) == journal.TIMINGS
       assert one["compute"] >= 0.01 * (one["local_step"] >= 0)
       assert one["age"] >= 0
-      busy = one["compute"] + notified["encoded"]
+      busy = one["compute"] + measured["encoded"]
       if k <= 2:
-        assert busy == pytest.approx(notified["total"], abs=1e-5)
-      assert notified["compiled"] <= notified["total"] + 1e-5
+        assert busy == pytest.approx(measured["total"], abs=1e-5)
+      assert measured["compiled"] <= measured["total"] + 1e-5
       assert (
-        notified["exchanged"] + notified["applied"] <= notified["waited"] + 1e-5
+        measured["exchanged"] + measured["applied"] <= measured["waited"] + 1e-5
       )
       last = before.get(one["replica"])
       if last is not None and last["local_step"] < one["local_step"]:
-        assert notified["waited"] > 0
+        assert measured["waited"] > 0
         if nbytes > 4096:
-          assert notified["exchanged"] > 0
+          assert measured["exchanged"] > 0
       before[one["replica"]] = one
   assert seen >= 6
 
@@ -100,7 +100,7 @@ def test_steps_of_an_earlier_coordinator_have_no_details(tmp_path):
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
   lines.write(journal_events.Run(journal_events.VERSION, "", 0))
   part = entries.Part(1, 0, 0, 0, 0, 1, 1.0)
-  for step, notified in enumerate((None, (None,), (ONE,))):
+  for step, measured in enumerate((None, (None,), (ONE,))):
     commit = entries.Committed(
       entries.RoundId(0, step, 1),
       (part,),
@@ -109,7 +109,7 @@ def test_steps_of_an_earlier_coordinator_have_no_details(tmp_path):
       (entries.Details("", 0.5, 0.0),),
       (),
     )
-    lines.write(journal_events.committed(commit, notified))
+    lines.write(journal_events.committed(commit, measured))
   lines.close()
   result = [
     record["members"][0]["timings"]

@@ -118,7 +118,7 @@ def test_a_replica_that_waits_for_others_leaves_after_half_of_the_grace():
 @pytest.mark.parametrize("mode", ["leave", "save"])
 def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
   """The other replica continues, as a thread, and then ends the run."""
-  record = {
+  options = {
     "total_num_replicas": 2,
     "secret": _SECRET,
     "timeout": 60.0,
@@ -133,17 +133,17 @@ def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
 
   def other():
     with coordinator.join(
-      optax.sgd(0.1), jnp.zeros(4), replica=1, **record
+      optax.sgd(0.1), jnp.zeros(4), replica=1, **options
     ) as replica:
       train(1, replica, lambda r: left.is_set() and r.global_step >= 30)
       replica.finish()
 
   with process.start(_SECRET.encode(), port=0) as place:
-    record["coordinator_address"] = place.address
+    options["coordinator_address"] = place.address
     thread = threading.Thread(target=other)
     thread.start()
     with coordinator.join(
-      optax.sgd(0.1), jnp.zeros(4), replica=0, on_sigterm=mode, **record
+      optax.sgd(0.1), jnp.zeros(4), replica=0, on_sigterm=mode, **options
     ) as replica:
       train(0, replica, lambda r: r.global_step >= 5)
       os.kill(os.getpid(), signal.SIGTERM)

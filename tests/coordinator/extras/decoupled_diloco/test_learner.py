@@ -115,8 +115,8 @@ def test_batches_that_are_too_many_for_a_record_are_left_out(drive):
   text = "x" * (driven.participant.most_text - 2)
   driven.step(batch=text)
   driven.step(batch=text)
-  (inputs,) = driven.given
-  assert inputs.batches == "[null]"
+  (sent,) = driven.given
+  assert sent.batches == "[null]"
   driven.commit()
   driven.resolve()
   driven.step(2, batch=1)
@@ -128,12 +128,12 @@ def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
   driven.step(batch="first", tokens=3)
   assert driven.given == []
   driven.step(batch=2, tokens=5)
-  (inputs,) = driven.given
-  assert inputs.batches == '["first",2]'
-  work = WORK.decode(inputs.work)
+  (sent,) = driven.given
+  assert sent.batches == '["first",2]'
+  work = WORK.decode(sent.work)
   assert (work.tokens, work.steps) == (8, 2)
   assert (work.late, work.begins) == (0, True)
-  assert (inputs.total, inputs.finite) == (1, True)
+  assert (sent.total, sent.finite) == (1, True)
   # It has one round to contribute to, and the others are not asked to wait.
   assert driven.step(5)[:4] == (True, "", 0, ())
   assert len(driven.given) == 1
@@ -229,8 +229,8 @@ def test_a_learner_that_is_not_finite_starts_again(drive):
   driven.step()
   spoilt = {"a": np.full(3, np.nan, np.float32), "b": ONES["b"]}
   driven.step(1, spoilt)
-  (inputs,) = driven.given
-  assert (inputs.finite, inputs.payload) == (False, b"")
+  (sent,) = driven.given
+  assert (sent.finite, sent.payload) == (False, b"")
   driven.resolve("non_finite")
   outcome = driven.step()
   assert (outcome.accepted, outcome.reason) == (False, "non_finite")

@@ -52,8 +52,8 @@ class Driven:
     self.give(ins.Received(peer, message))
 
   def hello(self, peer):
-    known = (-1, -1, 0, 0, 0)
-    call = msg.Hello(self.job, int(peer[1]), f"at {peer}", Start(), *known)
+    new = (-1, -1, 0, 0, 0)
+    call = msg.Hello(self.job, int(peer[1]), f"at {peer}", Start(), *new)
     self.say(peer, call)
 
   def arrive(self, peer, sequence, step, payload, work=b""):
@@ -136,11 +136,7 @@ def back(driven, replica, at):
   """A replica that was killed is a member again."""
   driven.give(ins.PeerLost(f"p{replica}", "broken", "it was killed"))
   driven.now = at
-  known = (-1, -1, 1, 0, 0)
-  peer = f"p{replica}"
-  driven.say(
-    peer, msg.Hello(driven.job, replica, f"at {peer}", Start(), *known)
-  )
+  driven.hello(f"p{replica}")
 
 
 def test_a_newcomer_is_in_the_round_if_it_contributes_within_the_window():
@@ -203,9 +199,9 @@ def test_a_contribution_too_late_for_its_round_is_stale():
   give(driven, 0.0, 1)
   assert len(commits(driven)) == 1
   give(driven, 0.1, 2)
-  peer, known = driven.sent[-1]
-  assert (peer, known.reason) == ("p2", "stale")
-  assert isinstance(known, msg.Dropped)
+  peer, message = driven.sent[-1]
+  assert (peer, message.reason) == ("p2", "stale")
+  assert isinstance(message, msg.Dropped)
 
 
 def test_a_contribution_without_its_work_is_refused():
@@ -265,8 +261,7 @@ def test_what_came_before_its_turn_waits_for_who_was_lost_meanwhile():
   for peer in ("p1", "p2"):
     driven.give(ins.PeerLost(peer, "broken", "it was killed"))
   passes(driven, 20.0 + driven.config.rules.stall_warning)
-  known = driven.notes
-  assert isinstance(known[-1], journal_events.Stall)
+  assert isinstance(driven.notes[-1], journal_events.Stall)
   passes(driven, 10.0 + driven.config.rules.timeout)
   (ended,) = ends(driven)
   assert ended.error == "CoordinatorError"

@@ -26,8 +26,8 @@ def made(n=2, k=2, **options):
   """A strategy, and the state that its learners share."""
   options = {"fragments": 2, "period": 4} | options
   factory = decoupled_diloco.decoupled_diloco(OUTER, **options)
-  result = factory(optax.sgd(0.1), strategies.Quorum(k, n))
-  return result, result.shared(PARAMS)
+  strategy = factory(optax.sgd(0.1), strategies.Quorum(k, n))
+  return strategy, strategy.shared(PARAMS)
 
 
 def gradient(seed):
@@ -94,8 +94,10 @@ def by_hand(gaps, shares, rule):
 
 @pytest.mark.parametrize("rule", ["radial", "mean"])
 def test_rounds_are_merged_and_mixed_as_the_rules_say(rule):
-  result, shared = made(merge=rule)
-  locals_ = [trained(result, result.local(shared), 2, seed=i) for i in range(2)]
+  strategy, shared = made(merge=rule)
+  locals_ = [
+    trained(strategy, strategy.local(shared), 2, seed=i) for i in range(2)
+  ]
   states = [OUTER.init(only(PARAMS, f)) for f in range(2)]
   center = dict(PARAMS)
   shares = [0.75, 0.25]
@@ -110,17 +112,19 @@ def test_rounds_are_merged_and_mixed_as_the_rules_say(rule):
     updates, states[fragment] = OUTER.update(outer, states[fragment], start)
     new = optax.apply_updates(start, updates)
     center |= dict(zip(FRAGMENTS[fragment], new, strict=True))
-    inputs = [give(result, shared, local) for local in locals_]
-    shared = merged(result, shared, [g.payload for g, _ in inputs], shares)
+    contribution = [give(strategy, shared, local) for local in locals_]
+    shared = merged(
+      strategy, shared, [g.payload for g, _ in contribution], shares
+    )
     close(shared.params, center)
     assert int(shared.opt_state.round) == round_ + 1
     # They train on, and mix what has come with what they have by now.
     locals_ = [
-      trained(result, local, 2, seed=10 * round_ + i)
-      for i, (_, local) in enumerate(inputs)
+      trained(strategy, local, 2, seed=10 * round_ + i)
+      for i, (_, local) in enumerate(contribution)
     ]
     for i, local in enumerate(locals_):
-      took = result.merge(shared, local, merged=True)
+      took = strategy.merge(shared, local, merged=True)
       mixed = parts.mix(
         only(local.params, fragment), only(center, fragment), 0.25
       )
@@ -140,47 +144,53 @@ def dues(found, local, steps):
 
 
 def test_a_learner_contributes_by_its_own_clock():
-  result, shared = made(period=8)
-  due, local = dues(result, result.local(shared), 8)
+  strategy, shared = made(period=8)
+  due, local = dues(strategy, strategy.local(shared), 8)
   assert due == [False] * 3 + [True] * 5  # It stays due until it has given.
-  inputs, local = give(result, shared, local)
-  assert (inputs.work.tokens, inputs.work.steps, inputs.work.late) == (64, 8, 0)
-  shared = merged(result, shared, [inputs.payload], [1.0])
+  contribution, local = give(strategy, shared, local)
+  assert (
+    contribution.work.tokens,
+    contribution.work.steps,
+    contribution.work.late,
+  ) == (64, 8, 0)
+  shared = merged(strategy, shared, [contribution.payload], [1.0])
   # The merge has taken three steps; the turn counts from when it has given.
-  local = result.merge(shared, trained(result, local, 3), merged=True)
-  assert dues(result, local, 2)[0] == [True, True]
+  local = strategy.merge(shared, trained(strategy, local, 3), merged=True)
+  assert dues(strategy, local, 2)[0] == [True, True]
   assert local.begins_at == 12
 
 
 def test_a_called_learner_contributes_what_it_has():
-  result, shared = made(period=8)
-  local = result.local(shared)
-  assert not result.is_due(local, called=True)  # There is nothing yet.
-  local = trained(result, local, 1)
-  assert not result.is_due(local, called=False)
-  assert result.is_due(local, called=True)
-  assert give(result, shared, local)[0].work.steps == 1
+  strategy, shared = made(period=8)
+  local = strategy.local(shared)
+  assert not strategy.is_due(local, called=True)  # There is nothing yet.
+  local = trained(strategy, local, 1)
+  assert not strategy.is_due(local, called=False)
+  assert strategy.is_due(local, called=True)
+  assert give(strategy, shared, local)[0].work.steps == 1
 
 
 def test_a_merge_without_it_puts_its_turn_off():
   """Else a fragment were merged more than once in a period."""
-  result, shared = made(period=8)
-  local = trained(result, result.local(shared), 3)
-  inputs, _ = give(result, shared, trained(result, result.local(shared), 4))
-  shared = merged(result, shared, [inputs.payload], [1.0])
-  local = result.merge(shared, local, merged=False)
-  assert dues(result, local, 5)[0] == [False] * 3 + [True] * 2
+  strategy, shared = made(period=8)
+  local = trained(strategy, strategy.local(shared), 3)
+  contribution, _ = give(
+    strategy, shared, trained(strategy, strategy.local(shared), 4)
+  )
+  shared = merged(strategy, shared, [contribution.payload], [1.0])
+  local = strategy.merge(shared, local, merged=False)
+  assert dues(strategy, local, 5)[0] == [False] * 3 + [True] * 2
 
 
 def test_progress_is_counted_from_what_all_share():
   """What others have merged meanwhile is not applied a second time."""
-  result, shared = made(merge="mean", fragments=1, period=2)
-  local = trained(result, result.local(shared), 2)
-  inputs, _ = give(result, shared, local)
-  shared = merged(result, shared, [inputs.payload], [1.0])
-  late = result.merge(shared, local, merged=False)
+  strategy, shared = made(merge="mean", fragments=1, period=2)
+  local = trained(strategy, strategy.local(shared), 2)
+  contribution, _ = give(strategy, shared, local)
+  shared = merged(strategy, shared, [contribution.payload], [1.0])
+  late = strategy.merge(shared, local, merged=False)
   close(late.params, local.params)
-  again, _ = give(result, shared, late)
+  again, _ = give(strategy, shared, late)
   assert again.work.late == 1
   gap = lambda tree: np.concatenate(
     [np.ravel(np.asarray(x)) for x in jax.tree.leaves(tree)]
@@ -191,12 +201,12 @@ def test_progress_is_counted_from_what_all_share():
 
 @pytest.mark.parametrize(("max_staleness", "kept"), [(1, True), (0, False)])
 def test_progress_that_missed_its_round(max_staleness, kept):
-  result, shared = made(max_staleness=max_staleness)
-  slow, fast = result.local(shared), result.local(shared)
-  inputs, _ = give(result, shared, trained(result, fast, 2))
-  shared = merged(result, shared, [inputs.payload], [1.0])
-  slow = trained(result, slow, 3, seed=7)
-  took = result.merge(shared, slow, merged=False)
+  strategy, shared = made(max_staleness=max_staleness)
+  slow, fast = strategy.local(shared), strategy.local(shared)
+  contribution, _ = give(strategy, shared, trained(strategy, fast, 2))
+  shared = merged(strategy, shared, [contribution.payload], [1.0])
+  slow = trained(strategy, slow, 3, seed=7)
+  took = strategy.merge(shared, slow, merged=False)
   assert took.round == 1
   if kept:
     close(took.params, slow.params)
@@ -206,64 +216,70 @@ def test_progress_that_missed_its_round(max_staleness, kept):
     close(only(took.params, 0), mixed)
     assert took.steps.tolist() == [0, 3]
   # Fragment 0 has its turn again after fragment 1.
-  inputs, _ = give(result, shared, trained(result, fast, 2)._replace(round=1))
-  shared = merged(result, shared, [inputs.payload], [1.0])
-  took = result.merge(shared, took, merged=False)
-  inputs, _ = give(result, shared, trained(result, took, 1))
-  assert (inputs.work.late, inputs.work.steps) == ((1, 4) if kept else (0, 1))
+  contribution, _ = give(
+    strategy, shared, trained(strategy, fast, 2)._replace(round=1)
+  )
+  shared = merged(strategy, shared, [contribution.payload], [1.0])
+  took = strategy.merge(shared, took, merged=False)
+  contribution, _ = give(strategy, shared, trained(strategy, took, 1))
+  assert (contribution.work.late, contribution.work.steps) == (
+    (1, 4) if kept else (0, 1)
+  )
 
 
 def test_a_late_contribution_is_dropped():
-  result, shared = made(fragments=1, period=2, max_staleness=1)
-  slow = trained(result, result.local(shared), 3)
+  strategy, shared = made(fragments=1, period=2, max_staleness=1)
+  slow = trained(strategy, strategy.local(shared), 3)
   for expected in (3, 0):
-    inputs, _ = give(result, shared, trained(result, result.local(shared), 2))
-    shared = merged(result, shared, [inputs.payload], [1.0])
-    slow = result.merge(shared, slow, merged=False)
+    contribution, _ = give(
+      strategy, shared, trained(strategy, strategy.local(shared), 2)
+    )
+    shared = merged(strategy, shared, [contribution.payload], [1.0])
+    slow = strategy.merge(shared, slow, merged=False)
     assert slow.steps.tolist() == [expected]
 
 
 def test_a_learner_too_slow_to_come_when_called_waits_there():
-  result, shared = made(period=16)
-  slow = trained(result, result.local(shared), 1)
+  strategy, shared = made(period=16)
+  slow = trained(strategy, strategy.local(shared), 1)
   due = []
   for round_ in range(3):
-    due.append(result.is_due(slow, called=False))
-    fast = trained(result, result.local(shared), 2)._replace(round=round_)
-    inputs, _ = give(result, shared, fast)
-    assert inputs.work.begins
-    shared = merged(result, shared, [inputs.payload], [1.0])
-    slow = result.merge(shared, slow, merged=False)
-    slow = trained(result, slow, 1)
+    due.append(strategy.is_due(slow, called=False))
+    fast = trained(strategy, strategy.local(shared), 2)._replace(round=round_)
+    contribution, _ = give(strategy, shared, fast)
+    assert contribution.work.begins
+    shared = merged(strategy, shared, [contribution.payload], [1.0])
+    slow = strategy.merge(shared, slow, merged=False)
+    slow = trained(strategy, slow, 1)
   assert due == [False, False, True]
   # It does not begin the round for the others, as its turn is not yet.
-  inputs, slow = give(result, shared, slow, called=False)
-  assert not inputs.work.begins
-  shared = merged(result, shared, [inputs.payload], [1.0])
-  slow = trained(result, result.merge(shared, slow, merged=True), 1)
-  assert not result.is_due(slow, called=False)
+  contribution, slow = give(strategy, shared, slow, called=False)
+  assert not contribution.work.begins
+  shared = merged(strategy, shared, [contribution.payload], [1.0])
+  slow = trained(strategy, strategy.merge(shared, slow, merged=True), 1)
+  assert not strategy.is_due(slow, called=False)
 
 
 def test_a_late_learner_begins_at_the_open_round():
-  result, shared = made()
+  strategy, shared = made()
   for _ in range(3):
-    local = trained(result, result.local(shared), 2)
-    inputs, _ = give(result, shared, local)
-    assert inputs.work.late == 0
-    shared = merged(result, shared, [inputs.payload], [1.0])
-  assert result.local(shared).taken.tolist() == [2, 1]
+    local = trained(strategy, strategy.local(shared), 2)
+    contribution, _ = give(strategy, shared, local)
+    assert contribution.work.late == 0
+    shared = merged(strategy, shared, [contribution.payload], [1.0])
+  assert strategy.local(shared).taken.tolist() == [2, 1]
 
 
 def test_fragments_keep_the_dtypes_of_their_arrays():
   factory = decoupled_diloco.decoupled_diloco(fragments=2, period=2)
-  result = factory(optax.sgd(0.1, momentum=0.9), strategies.Quorum(1, 2))
+  strategy = factory(optax.sgd(0.1, momentum=0.9), strategies.Quorum(1, 2))
   params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones((2, 2))}
-  shared = result.shared(params)
-  local = result.train(result.local(shared), params, 1)
-  inputs, local = give(result, shared, local)
-  raw = tuple(np.asarray(x) for x in inputs.payload)
-  after = result.apply(shared, raw)
-  local = result.merge(after, local, merged=True)
+  shared = strategy.shared(params)
+  local = strategy.train(strategy.local(shared), params, 1)
+  contribution, local = give(strategy, shared, local)
+  raw = tuple(np.asarray(x) for x in contribution.payload)
+  after = strategy.apply(shared, raw)
+  local = strategy.merge(after, local, merged=True)
   for tree in (after.params, local.params):
     assert [x.dtype for x in jax.tree.leaves(tree)] == [
       jnp.bfloat16,

@@ -143,12 +143,12 @@ def check_equal(job, steps):
       }
       assert len(prints) == 1, (step, process)
   for replica in {r for r, _ in job.results}:
-    messages = [
+    raised = [
       {s: o for s, (_, o) in ((s, v) for s, v in seen.items() if s in steps)}
       for (r, _), seen in job.results.items()
       if r == replica
     ]
-    assert all(t == messages[0] for t in messages)
+    assert all(t == raised[0] for t in raised)
 
 
 def test_each_process_exchanges_its_own_shards_and_no_more():
@@ -351,9 +351,9 @@ def test_replicas_of_other_sizes_are_refused():
     thread.join(60.0)
   refused.set()
   job.join()
-  messages = [job.errors[1, process] for process in range(3)]
-  assert all(isinstance(e, errors.JoinRefused) for e in messages), messages
-  assert "processes per replica" in str(messages[2])
+  raised = [job.errors[1, process] for process in range(3)]
+  assert all(isinstance(e, errors.JoinRefused) for e in raised), raised
+  assert "processes per replica" in str(raised[2])
 
 
 def test_a_collective_with_a_lost_process_ends():
