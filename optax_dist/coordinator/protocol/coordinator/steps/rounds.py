@@ -25,6 +25,7 @@ from optax_dist.coordinator.protocol.coordinator.members import (
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.entries import (
   Incarnation,
+  Member,
   Part,
   ReplicaId,
   RoundId,
@@ -90,15 +91,8 @@ class Round:
     self._awaited.discard(witness)
     return self.completed()
 
-  def failure(self, failed: ReplicaId | None = None) -> list[quorum.Failed]:
-    """It can't be completed.
-
-    Args:
-      failed: who could not do its part; None if that is not known, or nobody has the
-        state that its step would be applied to.
-    """
-    if failed is None:
-      failed = self.message.parts[0].replica
+  def failure(self, failed: ReplicaId) -> list[quorum.Failed]:
+    """It can't be completed, because of this replica."""
     return [quorum.Failed(self.id.step, self.number, failed)]
 
 
@@ -260,13 +254,13 @@ class Rounds:
       self._announce(current.id.step, current.number, parts, now)
       return []
     named = [p for p in parts if p.incarnation == message.failed_replica]
-    failed = named[0].replica if named else None
+    failed = named[0].replica if named else replica
     if incarnation == current.message.witness:
       return self._witness_lost(current, failed)
-    return current.failure(replica if failed is None else failed)
+    return current.failure(failed)
 
   def _witness_lost(
-    self, current: Round, failed: ReplicaId | None = None
+    self, current: Round, failed: ReplicaId
   ) -> Sequence[quorum.Event]:
     """The witness won't have the mean, which others get all the same."""
     witness = current.message.witness
@@ -322,15 +316,20 @@ class Rounds:
     self._strikes[pair] += 1
     return failed if self._strikes[pair] == _STRIKES else None
 
-  def lost(self, incarnation: Incarnation) -> Sequence[quorum.Event]:
-    """Stops waiting for a member that was removed."""
+  def lost(self, member: Member) -> Sequence[quorum.Event]:
+    """Stops waiting for a member that was removed.
+
+    If it was the last one with the state, the round has failed because of it: the
+    gradients of the others stay, and their round waits for the state.
+    """
     current = self.current
     if current is None:
       return []
+    incarnation = member.incarnation
     if incarnation == current.message.witness and current.awaits(incarnation):
-      return self._witness_lost(current)
+      return self._witness_lost(current, member.replica)
     if current.is_announced and not self._members.have(current.id.step):
-      return current.failure()
+      return current.failure(member.replica)
     return []
 
   def end(self, cancel: bool) -> Round | None:

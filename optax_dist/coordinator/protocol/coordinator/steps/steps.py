@@ -211,7 +211,7 @@ class Steps:
     self.rounds.void_early()
     # First, or a witness that is gone might let a step begin with its gradient.
     self.ruling.removed(state.member, left)
-    self.ruling.apply(*self.rounds.lost(incarnation))
+    self.ruling.apply(*self.rounds.lost(state.member))
     self.policy.removed(incarnation)
     self.intake.announce()
     if changed:
