@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ def write(
   layout: layouts.Layout,
   out: np.ndarray,
   in_place: bool = False,
+  terms: int = 1,
+  in_tree: bool = False,
 ) -> list[memoryview] | None:
   """Encodes leaves into a buffer of their layout.
 
@@ -33,6 +36,9 @@ def write(
     out: uint8, of `layout.nbytes`.
     in_place: whether large arrays of JAX's stay where they are, if they are sent
       as they are.
+    terms: how many such gradients a step adds up. A number so large that their sum
+      could overflow counts as not finite: the mean would not be.
+    in_tree: whether sums of some of them are sent, see `tree_sums`.
 
   Returns:
     Their bytes, in order; None if not all numbers are finite.
@@ -51,16 +57,17 @@ def write(
   stay: dict[int, memoryview] = {}
   for leaf, array in zip(layout.leaves, leaves, strict=True):
     codec, start, stop = leaf.codec, leaf.begin, leaf.end
+    most = wires.largest(leaf.dtype, codec, terms, in_tree)
     if in_place and _may_stay(array, leaf, codec):
       flat = np.asarray(array).reshape(-1)
-      finite &= _is_finite(flat)
+      finite &= _is_within(flat, codec, most)
       stay[start] = flat.view(np.uint8).data
       continue
     if leaf.size >= CHUNK and isinstance(codec, wires.Plain):
       # So that fewer bytes leave its device.
       array = array.astype(codec.stored, copy=False)
     flat = np.asarray(array).reshape(-1)
-    finite &= _encode(flat, codec, out[start:stop])
+    finite &= _encode(flat, codec, out[start:stop], most)
     out[start + codec.nbytes(flat.size) : stop] = 0
   if not finite:
     return None
@@ -86,28 +93,34 @@ def _may_stay(array: Any, leaf: layouts.Leaf, codec: wires.Codec) -> bool:
   )
 
 
-def _encode(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
+def _encode(
+  flat: np.ndarray, codec: wires.Codec, out: np.ndarray, most: float
+) -> bool:
   finite = True
-  exact = flat.dtype.kind not in "fcV"
   for start in range(0, flat.size, CHUNK):
     numbers = flat[start : start + CHUNK]
     first, last = codec.nbytes(start), codec.nbytes(start + numbers.size)
     codec.encode(numbers, out[first:last])
     # Large numbers may be rounded to infinity.
-    finite &= exact or _are_finite(codec.decode(out[first:last]))
+    finite &= _are_within(codec.decode(out[first:last]), most)
   return finite
 
 
-def _is_finite(flat: np.ndarray) -> bool:
-  return flat.dtype.kind not in "fcV" or all(
-    _are_finite(flat[start : start + CHUNK])
-    for start in range(0, flat.size, CHUNK)
+def _is_within(flat: np.ndarray, codec: wires.Codec, most: float) -> bool:
+  raw = flat.view(np.uint8)
+  size = codec.nbytes(CHUNK)
+  return all(
+    _are_within(codec.decode(raw[start : start + size]), most)
+    for start in range(0, raw.size, size)
   )
 
 
-def _are_finite(numbers: np.ndarray) -> bool:
-  # The sum of finite numbers may overflow; only then look at each.
-  return bool(np.isfinite(np.add.reduce(numbers)) or np.isfinite(numbers).all())
+def _are_within(numbers: np.ndarray, most: float) -> bool:
+  """Whether all are from -most to most; NaN is not."""
+  if math.isinf(most):
+    return True
+  reals = numbers.view(numbers.real.dtype)
+  return bool(-most <= reals.min() and reals.max() <= most)
 
 
 def read(layout: layouts.Layout, raw: bytes | np.ndarray) -> list[np.ndarray]:

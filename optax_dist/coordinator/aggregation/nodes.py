@@ -82,7 +82,9 @@ class Summing:
       leaves: arrays, in the order of the layout.
     """
     out = self._array()
-    if not means.write(leaves, self._layout, out):
+    if not means.write(
+      leaves, self._layout, out, terms=self._slots, in_tree=True
+    ):
       return None
     for gap in self._gaps:
       out[gap] = 0

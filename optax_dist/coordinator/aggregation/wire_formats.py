@@ -6,6 +6,7 @@ multiples of its `quantum`, so any number of replicas can cut a buffer alike.
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import ml_dtypes
@@ -108,6 +109,36 @@ def is_floating(dtype: np.dtype) -> bool:
   except ValueError:
     return False
   return True
+
+
+def largest(
+  dtype: np.dtype, codec: Codec, terms: int, in_tree: bool = False
+) -> float:
+  """The largest number of which so many can be added up without overflow.
+
+  Args:
+    dtype: of the numbers.
+    codec: how they are encoded.
+    terms: how many are added up.
+    in_tree: whether sums of some of them are encoded, and so rounded, too.
+
+  Returns:
+    The number; infinity for integers.
+
+  Example:
+    >>> float32 = np.dtype("float32")
+    >>> float(f"{largest(float32, codec('float32', float32), 2):.2g}")
+    1.7e+38
+  """
+  if not (is_floating(dtype) or dtype.kind == "c"):
+    return math.inf
+  summed = codec.work
+  if in_tree and isinstance(codec, Plain):
+    summed = codec.stored
+  info = ml_dtypes.finfo(summed)
+  # Each sum is rounded, and so is what is sent of it, perhaps upwards.
+  additions = (terms - 1).bit_length() if in_tree else terms - 1
+  return float(info.max) / terms / (1 + 2 * float(info.eps)) ** additions
 
 
 def codec(wire: str, dtype: np.dtype) -> Codec:

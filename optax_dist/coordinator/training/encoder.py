@@ -50,6 +50,10 @@ class Encoder:
     """
     self._update, self._layout = model.update, model.layout
     self.fit = template.fit
+    quorum = model.strategy.quorum
+    self._terms = quorum.replicas_to_aggregate
+    if model.strategy.fragments is not None:
+      self._terms = max(self._terms, quorum.total_num_replicas)
     self._is_summed = samples.sums is not None
     # For gradients that are sent inline.
     self._memory: np.ndarray | None = None
@@ -77,7 +81,9 @@ class Encoder:
     else:
       out, in_place = self._buffer(driver)
       leaves = self._update.split(total)
-      parts = means.write(leaves, self._layout, out, in_place=in_place)
+      parts = means.write(
+        leaves, self._layout, out, in_place=in_place, terms=self._terms
+      )
       if parts is None:
         return Encoded(False, work=work)
     if self._memory is not None:

@@ -148,21 +148,41 @@ def test_a_number_that_bfloat16_rounds_to_infinity_is_reported(size, made):
   assert not means.write([made(leaf)], layout, buffer)
 
 
-def test_numbers_whose_sum_overflows_are_finite():
-  leaves = [np.full(100, 3e38, np.float32)]
-  layout = layouts.layout(leaves)
-  assert means.write(leaves, layout, np.zeros(layout.nbytes, np.uint8))
+DTYPES = [
+  *[(wire, "float32") for wire in wire_formats.WIRES],
+  *[("float32", dtype) for dtype in ("float64", "complex64", "float16")],
+  *[("float32", dtype) for dtype in ("bfloat16", "float8_e4m3fn")],
+]
+
+
+@pytest.mark.parametrize(("wire", "dtype"), DTYPES)
+@pytest.mark.parametrize("terms", [1, 2, 3, 7, 64])
+def test_the_mean_of_the_largest_numbers_is_finite(wire, dtype, terms):
+  dtype = jnp.dtype(dtype)
+  large = float(jnp.finfo(dtype).max)
+  layout = layouts.layout([np.zeros(300, dtype)], wire)
+  out, counted = np.zeros(layout.nbytes, np.uint8), []
+  for size in large / 1.01 ** np.arange(600):
+    leaf = np.full(300, -size).astype(dtype)
+    if means.write([leaf], layout, out, terms=terms) is not None:
+      counted.append(size)
+      (mean,) = means.read(layout, average(layout, [out] * terms))
+      np.testing.assert_allclose(mean, leaf, rtol=0.02)
+      break
+  # No smaller ones than the sum needs.
+  assert counted[0] >= 0.97 * large / terms
 
 
 def numbers(seed, size=5000):
   return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
 
-def placed(leaves, wire="float32"):
+def placed(leaves, wire="float32", terms=1):
   """The parts of a gradient that stays in place, and its buffer."""
   layout = layouts.layout(leaves, wire)
   out = np.full(layout.nbytes, 255, np.uint8)
-  return layout, means.write(leaves, layout, out, in_place=True), out
+  parts = means.write(leaves, layout, out, in_place=True, terms=terms)
+  return layout, parts, out
 
 
 def test_a_gradient_in_place_has_the_bytes_of_one_that_is_copied(monkeypatch):
@@ -218,8 +238,9 @@ def test_numbers_in_place_are_checked(bad, where):
   leaves = [jnp.zeros(20_000), jnp.zeros(5)]
   leaves[where] = leaves[where].at[-1].set(bad)
   assert placed(leaves)[1] is None
-  # The sum of these is not finite, and each of them is.
-  assert placed([jnp.full(20_000, 3e38)])[1] is not None
+  large = jnp.full(20_000, 3e38)
+  assert placed([large])[1] is not None
+  assert placed([large], terms=2)[1] is None
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "int8"])

@@ -49,6 +49,27 @@ def gradient(slot, template=TEMPLATE):
   return result
 
 
+@pytest.mark.parametrize("wire", wire_formats.WIRES)
+@pytest.mark.parametrize("slots", [2, 7, 64])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_sum_of_the_largest_numbers_is_finite(dtype, slots, wire):
+  dtype = jnp.dtype(dtype)
+  large = float(jnp.finfo(dtype).max)
+  layout = layouts.layout([np.zeros(300, dtype)], wire)
+  summing = make_summing(layout, slots)
+  encode = lambda slot, size: summing.encode(
+    slot, [np.full(300, size).astype(dtype)]
+  )
+  sizes = large / 1.01 ** np.arange(600)
+  size = next(size for size in sizes if encode(0, size) is not None)
+  assert size >= 0.85 * large / slots
+  total = encode(0, size)
+  for slot in range(1, slots):
+    total = summing.add(total, encode(slot, size))
+  (result,) = means.read(layout, total.arrays[0])
+  np.testing.assert_allclose(result.astype(np.float64), slots * size, rtol=0.03)
+
+
 def by_hand(slots, wire, start, stop):
   """The node's arrays in NumPy, each sum rounded as it is sent."""
   if stop - start == 1:

@@ -16,6 +16,8 @@ from optax_dist.coordinator import journal as journals
 
 PARAMS = jnp.zeros(4)
 GOOD, BAD = jnp.ones(4), jnp.full(4, jnp.nan)
+# Finite, but the sum of two is not.
+TOO_LARGE = jnp.full(4, 3e38)
 SLOTS = {"micro_batch": 3, "deterministic": True}
 _KINDS = {
   "leased": ({}, {"replicas_to_aggregate": 2}),
@@ -42,7 +44,7 @@ _KINDS = {
 }
 
 
-def train(replica, is_finite, pause=0.002, seen=None):
+def train(replica, is_finite, pause=0.002, seen=None, bad=BAD):
   """Steps until the data is used; a replica may be wrong."""
   wrong = 0
   slots = replica._participant.samples.slots is not None
@@ -53,13 +55,13 @@ def train(replica, is_finite, pause=0.002, seen=None):
     good = is_finite(replica, samples)
     if good:
       time.sleep(pause)
-    wrong += replica.step(GOOD if good else BAD).reason == "non_finite"
+    wrong += replica.step(GOOD if good else bad).reason == "non_finite"
   return replica.global_step, replica.report_data(), wrong
 
 
-def run(data, is_finite, replicas=3, **options):
+def run(data, is_finite, replicas=3, bad=BAD, **options):
   return coordinator.run_embedded(
-    lambda replica: train(replica, is_finite),
+    lambda replica: train(replica, is_finite, bad=bad),
     replicas,
     optax.sgd(0.1),
     PARAMS,
@@ -121,12 +123,20 @@ def test_a_sample_that_is_bad_for_all_is_skipped_and_reported(kind, replicas):
     run(data, is_finite, replicas, max_skipped=0, **options)
 
 
-@pytest.mark.parametrize("kind", _KINDS)
-def test_the_end_of_data_that_was_never_finite_is_an_error(kind):
+@pytest.mark.parametrize(
+  ("kind", "bad"),
+  [
+    *[(kind, BAD) for kind in _KINDS],
+    *[(kind, TOO_LARGE) for kind in ("leased", "streaming", "sums", "slots")],
+  ],
+)
+def test_the_end_of_data_that_was_never_finite_is_an_error(kind, bad):
   more, options = _KINDS[kind]
   data = coordinator.Batches(48, 12, seed=1, **more)
   with pytest.raises(coordinator.CoordinatorError) as raised:
-    run(data, lambda replica, samples: False, max_skipped=48, **options)
+    run(
+      data, lambda replica, samples: False, max_skipped=48, bad=bad, **options
+    )
   text = str(raised.value)
   assert "no sample is in a step" in text
   assert re.search(r"samples \d+, \d+, .* of epoch 0", text)

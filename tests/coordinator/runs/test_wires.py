@@ -9,7 +9,9 @@ import optax
 import pytest
 import waiting
 
+from optax_dist import coordinator
 from optax_dist.coordinator import strategies
+from optax_dist.coordinator.aggregation import wire_formats
 
 SIZE = 2 * 32 * 252
 
@@ -63,6 +65,43 @@ def test_int8_trains_to_the_same_end(strategy, rate, off, inline_bytes):
   if strategy is None and not inline_bytes:
     # Half of the gradient, and half of the mean.
     assert sent == pytest.approx(150 * SIZE * 256 / 252, rel=0.01)
+
+
+@pytest.mark.parametrize("wire", wire_formats.WIRES)
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 17])
+@pytest.mark.parametrize("k", [2, 4])
+def test_gradients_whose_mean_would_overflow_are_not_finite(
+  k, inline_bytes, wire
+):
+  """Each number is; they are dropped before they spoil what all share."""
+
+  def train(replica):
+    reasons = []
+    for scale in (4e38 / k, -4e38 / k):
+      grads = {"x": jnp.full(SIZE, scale)}
+      while not (outcome := replica.step(grads)).reason and not outcome.members:
+        pass  # There is more to add to the sum.
+      reasons.append(outcome.reason)
+      together.wait()
+    while replica.global_step < 3:
+      replica.step({"x": jnp.ones(SIZE)})
+    return reasons, np.asarray(replica.params["x"]), replica.global_step
+
+  together = threading.Barrier(2, timeout=60.0)
+
+  result = coordinator.run_embedded(
+    train,
+    2,
+    optax.sgd(1.0),
+    {"x": jnp.zeros(SIZE)},
+    replicas_to_aggregate=k,
+    wire=wire,
+    inline_bytes=inline_bytes,
+    timeout=60.0,
+  )
+  for reasons, params, step in result:
+    assert reasons == ["non_finite", "non_finite"]
+    np.testing.assert_allclose(params, -step, rtol=1e-6)
 
 
 def test_bytes_are_counted_and_are_the_fewest_there_can_be():
