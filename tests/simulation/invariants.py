@@ -1357,6 +1357,8 @@ class Checker:
         excuse = self.excuse() or self.why_it_ended
         if refused and "The job refuses replica" in reason:
           excuse = "its gradients are wrong"
+        if process.stranger and not self.commits:
+          excuse = excuse or "it has another job than the others"
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
         if "don't agree" in reason and not self.most_of_one_job(self.world.now):

@@ -35,3 +35,22 @@ def test_a_wrong_one_that_came_first_takes_no_step_alone(caplog):
   assert [result.error for result in results[1:]] == [None] * 2
   both = results[1].prints.keys() & results[2].prints.keys()
   assert all(results[1].prints[s] == results[2].prints[s] for s in both)
+
+
+def test_one_that_is_refused_is_no_more_waited_for_than_one_that_has_died():
+  """With `lower_on_loss` the others go on without it, though all were needed."""
+  world, results = runs.endpoint.World(), [runs.Result() for _ in range(3)]
+  lower = {"lower_on_loss": True}
+  make = lambda i, **options: runs.make(
+    world, i, k=3, n=3, quorum=lower, timeout=20.0, **options
+  )
+  makes = [make(0), make(1), make(2, opt=optax.sgd(0.5, momentum=0.5))]
+  runs.finish(
+    [
+      runs.start(a_make, runs.to_step(3), result)
+      for a_make, result in zip(makes, results, strict=True)
+    ]
+  )
+  assert isinstance(results[2].error, JoinRefused)
+  assert [result.error for result in results[:2]] == [None] * 2
+  assert [len(r.outcomes) for r in results[:2]] == [3, 3]

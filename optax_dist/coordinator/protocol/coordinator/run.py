@@ -313,7 +313,10 @@ class Run:
         )
       self._out.send(peer, msg.Refused(why))
       self._warn_all(f"replica {hello.replica!r} may not join: {why}")
+    refused = [hello.replica for hello in calls.values()]
     calls.clear()
+    # It ends, as one that has died before it joined.
+    self._steps.never_joined(refused)
 
   def _warn_all(self, text: str) -> None:
     """Says what differs; to members only as long as they may be wrong."""

@@ -140,13 +140,17 @@ class Ruling:
     """A member is one no more; the others follow."""
     self.apply(self._departure(left)(member.replica, member.incarnation))
 
-  def forget_lost(self) -> None:
-    """Lost replicas don't count, now that others are there."""
-    if self._lower_on_loss:
-      # The last one to go has not lowered the quorum, to nobody.
-      for replica, known in self.state.replicas.items():
-        if not (known.live or known.left):
-          self.apply(quorum.Leave(replica))
+  def forget_departed(self) -> None:
+    """Who has gone does not count, now that others are there.
+
+    The last one to go has not lowered the quorum, to nobody.
+    """
+    departed = self._history.departed
+    for replica, known in self.state.replicas.items():
+      if not (known.live or known.left) and (
+        self._lower_on_loss or (replica in departed and departed[replica].left)
+      ):
+        self.apply(quorum.Leave(replica))
 
   def never_joined(self, replicas: Iterable[ReplicaId]) -> bool:
     """Counts replicas as lost that have died before they joined.

@@ -182,7 +182,7 @@ class Steps:
     """A replica has become a member."""
     self.rounds.void_early()
     self.intake.joined(state, self.step)
-    self.ruling.forget_lost()
+    self.ruling.forget_departed()
     self.intake.members_changed()
 
   def reconnected(self, state: MemberState, hello: msg.Hello) -> None:
