@@ -526,7 +526,9 @@ class Checker:
     if setting.policy is not None:
       # Learners train on while a round's window is open.
       config, step_seconds = setting.policy.config, max(setting.compute)
-      most = max(most, config.safety * config.overlap * step_seconds)
+      # On the coordinator's clock.
+      window = config.safety * config.overlap * step_seconds / setting.rates[7]
+      most = max(most, window)
     for name in at.keys() - known:
       # It has compiled when it submits for the first time.
       waited = self.submissions[name, 0].at - ready
