@@ -306,8 +306,14 @@ def _struct(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _of_part(x: Any, count: int) -> jax.ShapeDtypeStruct:
-  """The type of a part, flat: ``inner`` must not use its shape."""
-  each = math.prod(parts.shape_of(jnp.shape(x), count))
+  """The type of a part, flat: ``inner`` must not use its shape.
+
+  Of a leaf with several elements it has several too: with one, a number in an array
+  need not be broadcast to it, and its program would differ from that of the leaf.
+  """
+  shape = jnp.shape(x)
+  each = math.prod(parts.shape_of(shape, count))
+  each = max(each, min(2, math.prod(shape)))
   return jax.ShapeDtypeStruct((each,), jnp.result_type(x))
 
 

@@ -197,6 +197,21 @@ def test_a_leaf_without_elements_does_not_matter(inner):
   np.testing.assert_array_equal(*result)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (5, 1), (0, 3)])
+def test_averages_of_leaves_with_fewer_elements_than_replicas(shape):
+  inner = optax.chain(optax.sgd(0.5), optax_dist.params_ema(0.5))
+  tx = optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
+  params, gradient = jnp.ones(shape), jnp.full((N, *shape), 2.0)
+  run = maps.stepper(
+    "vmap", lambda s, g: tx.update(g, s, params), tx.init(params), N
+  )
+  updates, state = run(tx.init(params), gradient)
+  after = params + updates[0]
+  np.testing.assert_array_equal(after, jnp.zeros(shape))
+  averages = optax_dist.averaged_params(state, after)
+  np.testing.assert_array_equal(averages, jnp.full(shape, 0.5))
+
+
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_several_axes_together(check_vma):
   names = ("a", "b")
