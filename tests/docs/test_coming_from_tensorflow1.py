@@ -39,6 +39,11 @@ _ORIGINALS = {
     ElasticAverageCustomGetter worker_device __call__ getter trainable
     collections local_center_variable global_center_variable local_step
   """,
+  "Learning rates and losses": """
+    exponential_decay natural_exp_decay inverse_time_decay polynomial_decay
+    piecewise_constant cosine_decay staircase cycle power alpha
+    clip_by_value clip_by_norm clip_by_global_norm l2_loss l2_regularizer
+  """,
   "ExponentialMovingAverage": """
     decay num_updates zero_debias apply average average_name
     variables_to_restore var_list
@@ -61,6 +66,8 @@ _SEQUENCES = f"{_PAGE_TEST}::test_each_sequence_of_calls_has_its_chain"
 _SLOTS = f"{_PAGE_TEST}::test_slots_and_the_step_are_read_from_the_state"
 _GRAPH = f"{_PAGE_TEST}::test_what_the_graph_held_is_in_the_state"
 _GETTER = f"{_PAGE_TEST}::test_what_the_custom_getter_made_is_in_the_state"
+_EACH_COUNTS = f"{_PAGE_TEST}::test_each_gradient_counts_without_sync_replicas"
+_RATES = "tensorflow1/test_learning_rates_and_losses.py::test_"
 _TAKES_MEAN = (
   f"{_PAGE_TEST}::test_sync_replicas_takes_the_mean_of_those_that_arrived"
 )
@@ -78,6 +85,13 @@ _PROGRAMS = {
     "AdamWeightDecay": f"{_PAGE_TEST}::test_bert_without_bias_correction",
     "LARSOptimizer": f"{_PAGE_TEST}::test_lars",
     "AdafactorOptimizer": f"{_PAGE_TEST}::test_adafactor_of_tensor2tensor",
+    "AdamWOptimizer": f"{_PAGE_TEST}::test_decoupled_weight_decay",
+    "LazyAdamOptimizer": f"{_PAGE_TEST}::test_contribs_adams",
+    "MovingAverageOptimizer": (
+      f"{_EMA_TEST}::test_the_place_in_a_chain_does_not_matter"
+    ),
+    "ModelAverageOptimizer": f"{_PAGE_TEST}::test_model_averages",
+    "DropStaleGradient": _EACH_COUNTS,
     "opt": f"{_PAGE_TEST}::test_the_first_example_trains_as_tensorflow_does",
     "reduction=": "transforms/cross_shard/test_replay.py::test_trajectories",
     "group_assignment": f"{_PAGE_TEST}::test_groups",
@@ -141,6 +155,19 @@ _PROGRAMS = {
       "optimizers/test_global_step.py::test_the_global_step_is_in_any_chain"
     ),
     "get_slot": _SLOTS,
+  },
+  "Learning rates and losses": {
+    "tf.train.exponential": f"{_RATES}each_schedule_is_tensorflows",
+    "tf.train.natural": f"{_RATES}each_schedule_is_tensorflows",
+    "tf.train.inverse": f"{_RATES}each_schedule_is_tensorflows",
+    "tf.train.polynomial": f"{_RATES}each_schedule_is_tensorflows",
+    "tf.train.piecewise": f"{_RATES}each_schedule_is_tensorflows",
+    "tf.train.cosine": f"{_RATES}each_schedule_is_tensorflows",
+    "after cross_shard": f"{_RATES}a_rate_counts_the_steps_before",
+    "in sync_replicas": f"{_RATES}a_rate_counts_the_steps_before",
+    "in elastic_average": f"{_RATES}a_rate_counts_the_exchanges_of_all",
+    "tf.clip_by": f"{_RATES}gradients_are_clipped_as_by_tensorflow",
+    "scale * tf.nn": f"{_RATES}a_loss_is_regularized_as_by_tensorflow",
   },
   "ExponentialMovingAverage": {
     "decay": f"{_EMA_TEST}::test_the_place_in_a_chain_does_not_matter",

@@ -8,23 +8,30 @@ scripts bring along are in no TensorFlow; their rules are written here in NumPy.
 
 import json
 import pathlib
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import porting_page
 import pytest
 
 import optax_dist
+from optax_dist import coordinator
 
 _TESTS = pathlib.Path(__file__).resolve().parents[1]
-_PAGE = _TESTS.parent / "docs" / "coming_from_tensorflow1.md"
 _RECORDED = json.loads(
   (_TESTS / "golden" / "tensorflow1" / "cross_shard.json").read_text("utf-8")
 )
 _BATCHES = np.asarray(_RECORDED["batches"], np.float32)
 N = 8
+#: What the code in the page's tables uses.
+_MODULES = {
+  "coordinator": coordinator,
+  "jnp": jnp,
+  "optax": optax,
+  "optax_dist": optax_dist,
+}
 
 
 def _case(name, what="w"):
@@ -34,28 +41,14 @@ def _case(name, what="w"):
 @pytest.fixture(scope="module")
 def page():
   """What the page's blocks have defined, after all of them."""
-  return _run_blocks()[-1][1]
+  return porting_page.blocks()[-1][1]
 
 
 @pytest.fixture(scope="module")
 def after():
   """Returns a function: what was defined after the block with these words."""
-  blocks = _run_blocks()
+  blocks = porting_page.blocks()
   return lambda words: next(space for text, space in blocks if words in text)
-
-
-_BLOCKS = []
-
-
-def _run_blocks():
-  if not _BLOCKS:
-    text = _PAGE.read_text("utf-8")
-    space = {"__name__": "__main__"}
-    with jax.numpy_dtype_promotion("standard"):
-      for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
-        exec(compile(block, str(_PAGE), "exec"), space)
-        _BLOCKS.append((block, dict(space)))
-  return _BLOCKS
 
 
 def _placed(page, batch):
@@ -296,19 +289,29 @@ def test_optax_adamw_is_another_rule(page):
   assert np.abs(mine["dense"]["kernel"] - theirs["dense"]["kernel"]).max() > 0.1
 
 
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_lars(page, momentum):
+@pytest.mark.parametrize(
+  ("momentum", "nesterov"), [(0.9, False), (0.9, True), (0.0, False)]
+)
+def test_lars(page, momentum, nesterov):
   def rule(path, t, g, w, slots):
     of_w, of_g = np.linalg.norm(w), np.linalg.norm(g)
     if "bias" not in path:
       ratio = 1.0
       if of_w > 0 and of_g > 0:
-        ratio = 0.02 * of_w / (of_g + 0.05 * of_w)
+        ratio = 0.02 * of_w / (of_g + 0.05 * of_w + 0.1)
       g = ratio * (g + 0.05 * w)
     a = slots["momentum"] = momentum * slots.get("momentum", 0) + 0.5 * g
-    return -a
+    return -(0.5 * g + momentum * a) if nesterov else -a
 
-  tx = page["lars"](0.5, momentum=momentum, weight_decay=0.05, eeta=0.02)
+  tx = page["lars"](
+    0.5,
+    momentum=momentum,
+    weight_decay=0.05,
+    eeta=0.02,
+    epsilon=0.1,
+    skip_list=["bias"],
+    use_nesterov=nesterov,
+  )
   tx = optax.chain(optax_dist.cross_shard("data"), tx)
   _close(_train(tx), _reference(rule, _mean))
 
@@ -338,6 +341,71 @@ def test_adafactor_of_tensor2tensor(page):
   _close(_train(tx), _reference(rule, _mean))
 
 
+def test_decoupled_weight_decay():
+  """The decay is not multiplied by the learning rate."""
+
+  def rule(path, t, g, w, slots):
+    m = slots["m"] = 0.9 * slots.get("m", 0) + 0.1 * g
+    v = slots["v"] = 0.999 * slots.get("v", 0) + 0.001 * g**2
+    rate = 0.1 * np.sqrt(1 - 0.999 ** (t + 1)) / (1 - 0.9 ** (t + 1))
+    return -0.05 * w - rate * m / (np.sqrt(v) + 1e-8)
+
+  names = {"rate": 0.1, "weight_decay": 0.05}
+  tx = eval(porting_page.code("AdamWOptimizer"), names | _MODULES)
+  tx = optax.chain(optax_dist.cross_shard("data"), tx)
+  _close(_train(tx), _reference(rule, _mean))
+
+
+def test_contribs_adams():
+  """Dense, by the rules of their sources."""
+
+  def rule(name):
+    def step(path, t, g, w, slots):
+      m = slots["m"] = 0.9 * slots.get("m", 0) + 0.1 * g
+      if name == "adamax":
+        v = slots["v"] = np.maximum(0.999 * slots.get("v", 0), np.abs(g))
+        return -0.001 / (1 - 0.9 ** (t + 1)) * m / (v + 1e-8)
+      v = slots["v"] = 0.999 * slots.get("v", 0) + 0.001 * g**2
+      m = 0.9 * m + 0.1 * g if name == "nadam" else m
+      rate = 0.001 * np.sqrt(1 - 0.999 ** (t + 1)) / (1 - 0.9 ** (t + 1))
+      return -rate * m / (np.sqrt(v) + 1e-8)
+
+    return step
+
+  _, lazy, nadam, adamax = porting_page.row("LazyAdamOptimizer").split("`")[
+    1::2
+  ]
+  for name, code in {"lazy": lazy, "nadam": nadam, "adamax": adamax}.items():
+    tx = eval(f"optax_dist.optimizers.{code}", dict(_MODULES))
+    tx = optax.chain(optax_dist.cross_shard("data"), tx)
+    _close(_train(tx), _reference(rule(name), _mean))
+
+
+def test_model_averages():
+  names = {"opt": optax.sgd(1.0), "num_worker": 2}
+  code = porting_page.code("ModelAverageOptimizer")
+  tx = eval(code.replace("=100", "=3"), names | _MODULES)
+  params = jnp.zeros(2)
+  state = tx.init(params[0])
+  axes = optax_dist.states.state_axes(state)
+
+  def step(gradient, state, params):
+    updates, state = tx.update(gradient, state, params)
+    return params + updates, state
+
+  step = jax.jit(
+    jax.vmap(step, in_axes=(0, axes, 0), out_axes=(0, axes), axis_name="data")
+  )
+  seen = []
+  for _ in range(6):
+    params, state = step(jnp.array([-1.0, -3.0]), state, params)
+    seen.append(params.tolist())
+  alone = [[1, 3], [2, 6]]
+  together = [6, 6]
+  expected = [*alone, together, [7, 9], [8, 12], [12, 12]]
+  np.testing.assert_allclose(seen, expected, rtol=1e-6)
+
+
 # --- The other two ------------------------------------------------------------
 
 
@@ -356,6 +424,25 @@ def test_sync_replicas_takes_the_mean_of_those_that_arrived(after):
   expected = -rate * m / (np.sqrt(v) + 1e-8)
   np.testing.assert_allclose(space["trained"]["w"], expected, rtol=1e-4)
   assert optax.tree.get(space["state"], "global_step") == 1
+
+
+def test_each_gradient_counts_without_sync_replicas():
+  """`docs/porting_a_parameter_server_job.md` has the two arguments."""
+  page = porting_page.PATH.with_name("porting_a_parameter_server_job.md")
+  arguments = "replicas_to_aggregate=1, max_staleness=1000"
+  assert page.read_text("utf-8").count(f", {arguments}\n") == 1
+
+  def work(replica):
+    accepted = [replica.step(np.float32(-1)).accepted for _ in range(5)]
+    return accepted, replica.global_step, float(replica.params)
+
+  results = eval(
+    f"coordinator.run_embedded(work, 3, opt, jnp.float32(0), {arguments})",
+    {"work": work, "opt": optax.sgd(1.0)} | _MODULES,
+  )
+  for accepted, step, param in results:
+    assert all(accepted)
+    assert param == step  # Of gradients that are all equal.
 
 
 def test_elastic_averages_start_at_the_center(after):
