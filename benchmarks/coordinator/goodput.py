@@ -8,6 +8,7 @@ at once, or the coordinator with a replica get SIGKILL:
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 1
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 5 --strategy diloco
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 1 --standby 1
+  python benchmarks/coordinator/goodput.py --replicas 4 --gradient 30 --strategy deterministic
 
 `kept` and `bound` are those of `optax-dist report`, from the first strike on. `stall`
 is by how much the step of a strike, or the one after it, was longer than a usual one.
@@ -33,6 +34,9 @@ BORN = time.time()
 _STRIKES = ((1, 0), (1, 0), (0, 1), (1, 0), (2, 0), (1, 1), (1, 0), (3, 0))
 _PERIOD = 10
 _COORDINATOR = b"optax_dist.coordinator.server"
+_STRATEGIES = ("sync", "diloco", "decoupled", "deterministic")
+# Micro-batches of a step, for each replica.
+_SLOTS = 32
 
 
 # A replica.
@@ -58,7 +62,7 @@ def train(args):
   gradient = jax.jit(jax.grad(lambda p, x: jnp.mean((p["w"] - x) ** 2)))
   jax.block_until_ready(gradient(params, 1.0))
   compiled = time.time()
-  strategy, opt, pause = None, optax.adam(0.01), args.gradient
+  strategy, opt, pause, data = None, optax.adam(0.01), args.gradient, {}
   if args.strategy == "diloco":
     strategy = coordinator.local_updates(
       optax.sgd(0.7, momentum=0.9, nesterov=True), communication_period=_PERIOD
@@ -69,11 +73,26 @@ def train(args):
       optax.sgd(0.7, momentum=0.9, nesterov=True), period=_PERIOD, fragments=1
     )
     pause /= _PERIOD
+  elif args.strategy == "deterministic":
+    batch = _SLOTS * args.replicas
+    batches = coordinator.Batches(
+      batch, batch, micro_batch=1, deterministic=True, epochs=10_000
+    )
+    data = {"data": batches, "probe": None}
+    pause /= _SLOTS
   with coordinator.join(
-    opt, params, strategy=strategy, silence_timeout=10.0, timeout=120.0
+    opt,
+    params,
+    strategy=strategy,
+    **data,
+    silence_timeout=10.0,
+    timeout=120.0,
   ) as replica:
     joined, counted = time.time(), None
-    while not replica.finished:
+    slots = replica.micro_batches() if data else itertools.repeat(None)
+    for _ in slots:
+      if replica.finished:
+        break
       grads = gradient(replica.params, float(replica.replica))
       time.sleep(pause)
       outcome = replica.step(grads)
@@ -181,6 +200,7 @@ def run(args):
     str(pathlib.Path(__file__).resolve()),
     *("--folder", str(folder), "--strategy", args.strategy),
     *("--gradient", str(args.gradient), "--size", str(args.size)),
+    *("--replicas", str(args.replicas)),
   ]
   if args.standby:
     command[4:4] = ["--standby", str(args.standby)]
@@ -339,7 +359,7 @@ def main():
   add = parser.add_argument
   add("--replicas", type=int, default=8)
   add("--gradient", type=float, default=1.0, help="seconds, or of a round")
-  add("--strategy", choices=("sync", "diloco", "decoupled"), default="sync")
+  add("--strategy", choices=_STRATEGIES, default="sync")
   add("--seconds", type=float, default=480.0)
   add("--every", type=float, default=29.0, help="seconds between two strikes")
   add("--standby", type=int, default=0)

@@ -69,10 +69,11 @@ _OVERLOOKED = 4
 _STRIKES = 3
 # The reason of an end after which samples are missing.
 _SKIPPED = "All data is used, but"
-# Seconds after which the fastest clock says that a run has made no progress.
-_LONGEST = TIMEOUT / FASTEST
 # Seconds that a message takes at most, behind others of its connection.
 _ON_ITS_WAY = 1.0
+# Seconds for which one is away whom the fastest clock says that a run has waited for:
+# it may have gone soon after a step.
+_LONGEST = TIMEOUT / FASTEST - _ON_ITS_WAY
 
 
 def _members(commit: Committed) -> list[int]:

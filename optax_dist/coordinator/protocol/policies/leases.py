@@ -133,7 +133,7 @@ class LeaseManager(Policy):
     held = self.state.held.get(incarnation)
     return held.accepted if held is not None else ()
 
-  def members_changed(self, state: quorum.State, lost: int) -> None:
+  def members_changed(self, state: quorum.State, to_come: int) -> None:
     if self._slots is not None:
       self._slots.live = state.live
     live: dict[ledger.Holder, ReplicaId] = {
@@ -141,7 +141,7 @@ class LeaseManager(Policy):
       for replica, member in state.replicas.items()
       if member.live
     }
-    expected = state.awaited + lost
+    expected = state.awaited + to_come
     self._step(ledger.Members(live, expected, quorum.needed(state)))
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
@@ -219,9 +219,9 @@ class LeaseManager(Policy):
       self._pending.pop(incarnation, None)
       return self.lease(incarnation)
     spans = message.data if arriving else self.data(incarnation)
-    bad = () if message.finite else spans
+    # Also if others have it by now: it must not speak against who found the same.
+    bad = self._zeros_in(incarnation, message) if message.finite else spans
     if reason == quorum.Reason.NON_FINITE:
-      bad = bad or self._zeros_in(incarnation, message)
       zeros = sp.size(bad) // self.state.unit if message.finite else 1
       self._count(incarnation, zeros)
     rest = sp.minus(sp.union(spans), bad)

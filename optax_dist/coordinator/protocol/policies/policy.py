@@ -95,12 +95,12 @@ class Policy:
     self._sums = sums
     self._requests: list[Request] = []
 
-  def members_changed(self, state: quorum.State, lost: int) -> None:
+  def members_changed(self, state: quorum.State, to_come: int) -> None:
     """A replica has joined or left, or is no longer expected.
 
     Args:
       state: state of the quorum's rules.
-      lost: replicas that may come back, though the quorum may do without them.
+      to_come: replicas that may come, though the quorum may do without them.
     """
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:

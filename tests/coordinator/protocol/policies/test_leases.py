@@ -5,6 +5,7 @@ import pytest
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.policies import audit
 from optax_dist.coordinator.protocol.policies.leases import LeaseManager
 from optax_dist.ledger import spans as sp
 
@@ -27,7 +28,7 @@ class Step:
 
   def join(self, member, now):
     self.lends.now = now
-    self.state, _ = quorum.step(self.state, quorum.Join(member))
+    self.state, _ = quorum.step(self.state, quorum.Join(member, member))
     self.lends.members_changed(self.state, 0)
     self.lends.request(member, 8)
     return self.tell()
@@ -128,3 +129,17 @@ def test_the_only_slot_of_one_that_hangs_is_repeated():
   step = Step(0, 1, slots=1)
   assert step.leases == {0: ((0, 1),)}
   assert step.wait(20.0) == {1: ((0, 1),)}
+
+
+def test_zeros_that_are_not_needed_any_more_speak_against_nobody():
+  """Who found that a slot is not finite is trusted after another one has, too."""
+  step = Step(0, 1, slots=2)
+  (slot,) = step.leases[0]
+  work = audit.pack(slot[0], audit.NOT_FINITE)
+  zeros = msg.SubmitGradient(0, 0, 0, 1, 1, True, data=(slot,), work=work)
+  assert not step.lends.check_gradient(0, zeros).finite  # One is not enough.
+  step.lends.dropped(0, zeros, True, 1, quorum.Reason.NON_FINITE)
+  assert step.bring(1, 1.0)[1] == (slot,)
+  step.lends.check_gradient(1, zeros)
+  step.lends.dropped(1, zeros, True, 1, quorum.Reason.RETURNED)
+  assert step.lends.check_gradient(0, zeros).finite

@@ -187,8 +187,8 @@ class Intake:
 
   def members_changed(self) -> None:
     """The quorum may be another one."""
-    lost = len(self._history.lost())
-    self._policy.members_changed(self._ruling.state, lost)
+    to_come = len(self._history.lost()) + len(self._newcomers)
+    self._policy.members_changed(self._ruling.state, to_come)
     self.announce()
 
   def tokens(self, tokens: dict[ReplicaId, int]) -> None:
