@@ -1,4 +1,4 @@
-"""What a run keeps of its replicas' time while processes are killed again and again.
+r"""What a run keeps of its replicas' time while processes are killed again and again.
 
 Replicas are started, and started again, by `optax-dist launch`. Their gradients
 sleep, so that a machine with few cores is enough, and what is not there frees
@@ -8,7 +8,8 @@ at once, or the coordinator with a replica get SIGKILL:
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 1
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 5 --strategy diloco
   python benchmarks/coordinator/goodput.py --replicas 8 --gradient 1 --standby 1
-  python benchmarks/coordinator/goodput.py --replicas 4 --gradient 30 --strategy deterministic
+  python benchmarks/coordinator/goodput.py --replicas 4 --gradient 30 \
+    --strategy deterministic
 
 `kept` and `bound` are those of `optax-dist report`, from the first strike on. `stall`
 is by how much the step of a strike, or the one after it, was longer than a usual one.
