@@ -2,6 +2,7 @@
 
 import math
 import operator
+import os
 from typing import Any
 
 import jax
@@ -50,6 +51,32 @@ def flag(name: str, value: Any) -> None:
   """
   if not isinstance(value, bool | np.bool_):
     raise ValueError(f"`{name}` must be True or False, got {value!r}.")
+
+
+def kind(name: str, value: Any, kinds: Any, what: str) -> None:
+  """Checks the type of an argument; ``what`` says in the message what it must be.
+
+  Raises:
+    ValueError: if it is of another type.
+
+  Example:
+    >>> kind("run", 3, str, "a name")
+    Traceback (most recent call last):
+    ValueError: `run` must be a name, got 3.
+  """
+  if not isinstance(value, kinds):
+    raise ValueError(f"`{name}` must be {what}, got {value!r:.100}.")
+
+
+def path(name: str, value: Any) -> None:
+  """Checks a path of the file system, which is not empty.
+
+  Raises:
+    ValueError: if it is none.
+  """
+  kind(name, value, str | os.PathLike, "a path")
+  if not os.fspath(value):
+    raise ValueError(f"`{name}` must be a path, got {value!r}.")
 
 
 def rate(name: str, value: Any, *, positive: bool = False) -> None:
@@ -126,12 +153,14 @@ def reduction(value: Any, accepted: tuple[str, ...]) -> str:
   return value
 
 
-def one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:
-  """Checks that an argument is one of several words.
+def one_of(name: str, value: Any, accepted: tuple[str | None, ...]) -> None:
+  """Checks that an argument is one of several words, or None if that is accepted.
 
   Raises:
     ValueError: if it is not.
   """
-  if value not in accepted:
+  # An array would be compared number by number.
+  is_word = value is None or isinstance(value, str)
+  if not is_word or value not in accepted:
     words = ", ".join(map(repr, accepted))
-    raise ValueError(f"`{name}` must be one of {words}, got {value!r}.")
+    raise ValueError(f"`{name}` must be one of {words}, got {value!r:.100}.")

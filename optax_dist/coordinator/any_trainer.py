@@ -17,7 +17,7 @@ import optax
 from jax.experimental import io_callback
 
 from optax_dist._internal import checks
-from optax_dist.coordinator import joining, memberships
+from optax_dist.coordinator import arguments, joining, memberships
 from optax_dist.coordinator import options as settings
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
@@ -38,6 +38,8 @@ _REFUSED = {
   ),
   "data": "samples are leased by Replica.batches(), and a trainer has its own",
   "progress": "samples are leased by Replica.batches(), and a trainer has its own",
+  "probe": "it is for leased samples, and a trainer has its own",
+  "max_skipped": "it is for leased samples, and a trainer has its own",
   "max_staleness": (
     "a trainer adds an update to its parameters, which reaches those of several"
     " steps later only within rounding"
@@ -115,16 +117,20 @@ def as_optimizer(
       for batch in k_of_n.until_finished(batches):
         train_step(model, optimizer, batch)
   """
+  # `join` comes at the first update, perhaps in a callback.
+  named = inspect.signature(joining.join).parameters
   for name, reason in _REFUSED.items():
-    if options.get(name):
+    given, known = options.get(name), named.get(name)
+    is_default = known is not None and given is known.default
+    if given is not None and not is_default:
       raise ValueError(
         f"as_optimizer() can't use {name}={options[name]!r:.100}: {reason}. Leave it"
         " out, or write the loop yourself, with coordinator.join and Replica.step."
       )
-  # `join` comes at the first update, perhaps in a callback.
-  named = inspect.signature(joining.join).parameters
+  arguments.check(options)
   settings.of(
-    "behind", {name: x for name, x in options.items() if name not in named}
+    "as_optimizer",
+    {name: x for name, x in options.items() if name not in named},
   )
   if processes.of_this_program().count > 1:
     raise ValueError(

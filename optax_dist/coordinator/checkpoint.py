@@ -49,6 +49,7 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
     ModuleNotFoundError: orbax-checkpoint is not installed.
     FileExistsError: the folder exists.
   """
+  checks.path("path", path)
   return _save(pathlib.Path(os.path.abspath(path)), replica)
 
 
@@ -56,6 +57,7 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
   """Saves, with options of `checkpoint_folder.new`."""
   import orbax.checkpoint as ocp
 
+  _check_replica(replica)
   shared, step = replica.state_to_save()
   phases.reach("checkpointing", replica.replica)
   arrays = _arrays(
@@ -139,6 +141,9 @@ def save_if_due(
     ModuleNotFoundError: orbax-checkpoint is not installed.
     RuntimeError: another run has begun to save to this folder.
   """
+  checks.path("folder", folder)
+  _check_replica(replica)
+  checks.kind("outcome", outcome, Outcome, "what Replica.step returns")
   if keep is not None:
     keep = checks.count("keep", keep)
   every = checks.count("every", every, least=0)
@@ -188,6 +193,7 @@ def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
     ...   pathlib.Path(there, "step-00000120").mkdir()  # There is nothing in it.
     ...   latest(there)
   """
+  checks.path("folder", folder)
   folder = pathlib.Path(folder)
   newest = checkpoint_folder.latest(folder)
   name, *_ = processes.of_this_program().gather(newest.name if newest else "")
@@ -218,6 +224,7 @@ def restore(
   """
   import orbax.checkpoint as ocp
 
+  checks.path("path", path)
   path = pathlib.Path(os.path.abspath(path))
   done = _progress(path / _PROGRESS)
   about = checkpoint_folder.read(path)
@@ -285,6 +292,11 @@ def resume(
   return {"params": params}
 
 
+def _check_replica(replica: Any) -> None:
+  if not hasattr(replica, "run_id"):
+    raise ValueError(f"`replica` must be a Replica, got {replica!r:.100}.")
+
+
 def _progress(path: pathlib.Path) -> ledger.Progress | None:
   if not path.exists():
     return None
@@ -306,9 +318,12 @@ def _arrays(**parts: Any) -> dict[str, Any]:
 
 
 def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
-  """Shape and dtype of an array."""
-  dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
-  return np.shape(leaf), str(dtype)
+  """Shape and dtype of an array; of what is none, its type."""
+  if hasattr(leaf, "dtype"):
+    return np.shape(leaf), str(leaf.dtype)
+  if isinstance(leaf, int | float | complex):
+    return (), str(jnp.result_type(leaf))
+  return (), type(leaf).__name__
 
 
 def _check(

@@ -18,7 +18,13 @@ import optax
 from optax_dist import ledger
 from optax_dist import quorum as rules
 from optax_dist._internal import checks
-from optax_dist.coordinator import errors, memberships, options, strategies
+from optax_dist.coordinator import (
+  arguments,
+  errors,
+  memberships,
+  options,
+  strategies,
+)
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.data import arguments as data_arguments
 from optax_dist.coordinator.data import probe as probes
@@ -157,12 +163,13 @@ def join(
       in which a lost coordinator must be noticed (docs/coordinator.md, Deadlines).
     SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
   """
+  arguments.check(locals())
   probe = data_arguments.check_probe(probe, data)
   launched = environment.Environment.read()
   which = environment.ProcessEnvironment.read()
   address, total, number = cluster.detect(
     coordinator_address,
-    checks.count_or_none("total_num_replicas", total_num_replicas),
+    total_num_replicas,
     _number(replica, which),
   )
   replicas_to_aggregate = data_arguments.gradients_per_step(
@@ -352,8 +359,6 @@ def _number(
 
   A process that stands by has none yet, and checks its arguments as if it were 0.
   """
-  if replica is not None:
-    replica = checks.count("replica", replica, least=0)
   if not which.standby:
     return replica
   if replica is not None:
@@ -408,7 +413,10 @@ def run_embedded(
     >>> run_embedded(train, 2, optax.sgd(0.25), jnp.zeros(()))
     [2.90625, 2.90625]
   """
+  checks.kind("fn", fn, Callable, "a function of a Replica")
   num_replicas = checks.count("num_replicas", num_replicas)
+  arguments.check({"replicas_to_aggregate": replicas_to_aggregate, **options})
+  data_arguments.check_probe(options.get("probe"), data)
   k = data_arguments.gradients_per_step(
     data, num_replicas, replicas_to_aggregate, num_replicas, strategy
   )
@@ -494,10 +502,7 @@ def _job(
   """
   k, total = replicas
   k, _, max_staleness = rules.check_sync_arguments(k, total, max_staleness)
-  if staleness_weight not in (None, "inverse"):
-    raise ValueError(
-      f"staleness_weight must be None or 'inverse', got {staleness_weight!r}."
-    )
+  checks.one_of("staleness_weight", staleness_weight, (None, "inverse"))
   if isinstance(inner_state, str):
     checks.one_of("inner_state", inner_state, ("fresh",))
   checks.flag("lower_on_leave", lower_on_leave)
@@ -505,17 +510,7 @@ def _job(
   quorum = strategies.Quorum(
     k, total, max_staleness, staleness_weight, lower_on_leave, lower_on_loss
   )
-  factory = factory or strategies.SyncReplicas
-  try:
-    # One that was passed without a call does not take these arguments.
-    inspect.signature(factory).bind(opt, quorum)
-  except TypeError:
-    shown = getattr(factory, "__name__", repr(factory))
-    raise TypeError(
-      "strategy must be what elastic_average(...), local_updates(...) or"
-      f" decoupled_diloco(...) of the coordinator returns, got {shown}."
-    ) from None
-  strategy = factory(opt, quorum)
+  strategy = _strategy(factory, opt, quorum)
   count = 1 if processes is None else processes.count
   data_arguments.check(data, progress, strategy, global_step, count)
   chosen = options.of(user, settings)
@@ -537,3 +532,31 @@ def _job(
     lineage=entries.as_lineage(lineage),
     probe=probe,
   )
+
+
+def _strategy(
+  factory: strategies.Factory | None,
+  opt: optax.GradientTransformation,
+  quorum: strategies.Quorum,
+) -> strategies.Strategy:
+  """What replicas share, keep and send.
+
+  Raises:
+    TypeError: what should make it makes something else, or nothing.
+  """
+  if factory is None:
+    return strategies.SyncReplicas(opt, quorum)
+  try:
+    # One that was passed without a call does not take these arguments.
+    inspect.signature(factory).bind(opt, quorum)
+  except TypeError:
+    strategy = None
+  else:
+    strategy = factory(opt, quorum)
+  if not isinstance(strategy, strategies.Strategy):
+    shown = getattr(factory, "__name__", repr(factory))
+    raise TypeError(
+      "strategy must be what elastic_average(...), local_updates(...) or"
+      f" decoupled_diloco(...) of the coordinator returns, got {shown:.100}."
+    )
+  return strategy

@@ -91,21 +91,16 @@ class Options:
     if self.max_skipped is not None:
       checks.count("max_skipped", self.max_skipped, least=0)
     checks.one_of("wire", self.wire, wires.WIRES)
-    journal = self.journal
-    path = isinstance(journal, str | os.PathLike) and bool(os.fspath(journal))
-    for name, fits, allowed in (
-      (
-        "silence_timeout",
-        (self.silence_timeout or 1.0) >= _SHORTEST_SILENCE,
-        f"at least {_SHORTEST_SILENCE} seconds",
-      ),
-      ("journal", journal is None or path, "a path or None"),
-      ("config", isinstance(self.config, Mapping), "a mapping"),
-      ("run", isinstance(self.run, str), "a name"),
-    ):
-      if not fits:
-        value = getattr(self, name)
-        raise ValueError(f"`{name}` must be {allowed}, got {value!r}.")
+    silence = self.silence_timeout
+    if silence is not None and silence < _SHORTEST_SILENCE:
+      raise ValueError(
+        f"`silence_timeout` must be at least {_SHORTEST_SILENCE} seconds, got"
+        f" {silence!r}."
+      )
+    if self.journal is not None:
+      checks.path("journal", self.journal)
+    checks.kind("config", self.config, Mapping, "a mapping")
+    checks.kind("run", self.run, str, "a name")
 
   # What follows from them.
 

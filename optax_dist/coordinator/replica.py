@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from optax_dist import ledger
+from optax_dist._internal import checks
 from optax_dist.coordinator import errors, strategies
 from optax_dist.coordinator.data import micro_batches
 from optax_dist.coordinator.fingerprints import fingerprint
@@ -409,9 +410,13 @@ class Replica:
     All replicas then have equal parameters; this one at once, others after
     `step`.
 
+    Args:
+      reason: for the journal, and for those who ask.
+
     Raises:
       CoordinatorError: it did not end within `timeout` seconds.
     """
+    checks.kind("reason", reason, str, "a string")
     self._calls.finish(reason)
 
   def leave(self) -> None:

@@ -136,6 +136,7 @@ def cross_shard(
   names = axes.canonical_names(axis_name)
   reduction = checks.reduction(reduction, _REDUCTIONS)
   checks.one_of("invariant_updates", invariant_updates, _INVARIANT_UPDATES)
+  checks.count_or_none("num_replicas", num_replicas)
   groups = axis_index_groups or None
   special = param_specs is not None or invariant_updates == "reduced"
   _check_groups(axis_index_groups, axis_name, param_specs)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optax_dist._internal import checks
@@ -196,10 +197,14 @@ def _start(params: optax.Params, mask: Any, dtype: Any) -> Any:
     mask = mask(params)
   if mask is None:
     return copy(params)
+
+  def start(use: Any, part: Any) -> Any:
+    if not isinstance(use, bool | np.bool_):
+      raise ValueError(f"it has {use!r:.100}.")
+    return copy(part) if use else optax.MaskedNode()
+
   try:
-    return jax.tree.map(
-      lambda use, part: copy(part) if use else optax.MaskedNode(), mask, params
-    )
+    return jax.tree.map(start, mask, params)
   except ValueError as error:
     raise ValueError(
       f"{_NAME}: `mask` must be a pytree of booleans like `params`, but {error}"

@@ -217,6 +217,7 @@ def bmuf(
     Model-Update Filtering, ICASSP.
   """
   checks.count("num_replicas", num_replicas)
+  checks.flag("nesterov", nesterov)
   checks.rate_or_schedule("block_learning_rate", block_learning_rate)
   if block_momentum is None:
     block_momentum = 1.0 - 1.0 / num_replicas

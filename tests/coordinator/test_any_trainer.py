@@ -413,7 +413,7 @@ def test_averages_of_parameters_are_in_the_trainers_state(run, jit):
   result = optax_dist.averaged_params(trainer.opt_state, trainer.params)
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
   jax.tree.map(close, result, average)
-  with pytest.raises(TypeError, match=r"behind has no .*params_ema"):
+  with pytest.raises(TypeError, match=r"as_optimizer has no .*params_ema"):
     run(optax.sgd(0.1), variable_averages=True)
 
 

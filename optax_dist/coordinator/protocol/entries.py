@@ -40,7 +40,7 @@ def as_lineage(value: Any) -> Lineage:
     ValueError: it is none.
   """
   try:
-    return msgspec.convert(value or (), Lineage)
+    return msgspec.convert(() if value is None else value, Lineage)
   except msgspec.ValidationError as error:
     raise ValueError(
       "lineage must be what checkpoint.restore returns, pairs of a run and a"

@@ -33,8 +33,8 @@ def local_updates(
   Source: McMahan et al. 2017, FedAvg; Douillard et al. 2023, DiLoCo.
   """
   period = checks.count("communication_period", communication_period)
-  outer = outer_optimizer or optax.sgd(1.0)
-  init = strategy.initialized_by(outer)
+  outer = optax.sgd(1.0) if outer_optimizer is None else outer_optimizer
+  init = strategy.initialized_by(outer, "outer_optimizer")
 
   def make(
     opt: optax.GradientTransformation, quorum: strategy.Quorum

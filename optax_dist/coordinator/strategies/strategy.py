@@ -139,12 +139,16 @@ _UPDATES = 3
 
 
 def initialized_by(
-  optimizer: optax.GradientTransformation,
+  optimizer: optax.GradientTransformation, name: str = "opt"
 ) -> Callable[[Any], Any]:
   """What initializes an optimizer's state, with the dtypes that updates give it.
 
   Those of `init` may be other ones, where parameters are narrower than float32: a
   state that is sent or saved would lose digits.
+
+  Args:
+    optimizer: the optimizer.
+    name: of the argument, for the error.
 
   Raises:
     TypeError: it is no optimizer; or, in what is returned, a gradient is not enough
@@ -152,7 +156,7 @@ def initialized_by(
   """
   if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
     raise TypeError(
-      "An optimizer must be an optax.GradientTransformation, such as"
+      f"`{name}` must be an optax.GradientTransformation, such as"
       f" optax.adam(1e-3), got {optimizer!r:.100}."
     )
   update = jax.jit(optax.with_extra_args_support(optimizer).update)

@@ -68,6 +68,9 @@ def prepare(
   if opt_state is not None:
     opt_state = trees.widened(opt_state, start.opt_state)
     trees.check_like("opt_state", opt_state, start.opt_state)
+    # Containers of another kind may have the same leaves.
+    structure = jax.tree.structure(start.opt_state)
+    opt_state = jax.tree.unflatten(structure, jax.tree.leaves(opt_state))
     start = start._replace(opt_state=opt_state)
   inner = strategy.inner_state(strategy.local(start))
   is_fresh = isinstance(inner_state, str)

@@ -79,17 +79,22 @@ class Keys(NamedTuple):
   session: bytes
 
 
-def job_key(secret: bytes, run: bytes) -> bytes:
-  """The key of a job's run.
+def check_secret(secret: bytes) -> None:
+  """Checks a job's secret; an empty one stands for none.
 
   Raises:
-    ValueError: the secret is too short to be safe.
+    ValueError: it is too short to be safe.
   """
   if 0 < len(secret) < 16:
     raise ValueError(
       f"A secret has at least 16 bytes, got {len(secret)}. Make one with"
       " python -c 'import secrets; print(secrets.token_hex())'."
     )
+
+
+def job_key(secret: bytes, run: bytes) -> bytes:
+  """The key of a job's run; raises as `check_secret` does."""
+  check_secret(secret)
   # Hashed first: HMAC pads keys with zeros, so keys with trailing zeros
   # collide.
   key = hashlib.sha256(secret).digest()

@@ -112,7 +112,9 @@ class DecoupledDiloco(strategy.Strategy):
     self._radial = merge == "radial"
     self._init = strategy.initialized_by(inner)
     self._update = strategy.applied_by(inner)
-    outer = outer_optimizer or optax.sgd(0.7, momentum=0.9, nesterov=True)
+    outer = outer_optimizer
+    if outer is None:
+      outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
     self._init_outer = strategy.initialized_by(outer)
     self._outer = optax.with_extra_args_support(outer)
     # For each fragment, the indices of its leaves.
@@ -417,6 +419,8 @@ def decoupled_diloco(
   if alpha == 1:
     raise ValueError("alpha must be below 1: nothing would be merged.")
   checks.one_of("merge", merge, ("radial", "mean"))
+  if outer_optimizer is not None:
+    strategy.initialized_by(outer_optimizer, "outer_optimizer")
   if period < fragments:
     raise ValueError(
       f"period must be at least fragments={fragments}, got {period!r}: each"
