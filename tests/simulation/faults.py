@@ -8,7 +8,6 @@ import itertools
 import random
 from typing import Any
 
-from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from tests.simulation import nonsense, outages
 from tests.simulation.invariants import Checker, Violation
@@ -240,7 +239,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   if kind == "never joins":
     world.absent = (index,)
     if world.chief.alive:
-      world.input(world.chief, ins.NeverJoined(world.absent))
+      world.input(world.chief, world.launched())
   process = _living(world, index)
   if process is None or kind == "stranger":
     return

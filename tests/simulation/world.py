@@ -586,8 +586,13 @@ class World:
         time = self.now + HEARTBEAT * self.random.random()
         self.at(time, self.lose, connection, process, "broken", "reset")
     if self.absent:  # Launchers tell each coordinator.
-      self.at(self.now, self.input, chief, ins.NeverJoined(self.absent))
+      self.at(self.now, self.input, chief, self.launched())
     return chief
+
+  def launched(self) -> ins.Received:
+    """What the launcher says of those that have ended before they joined."""
+    host = msg.Host("", 0, "", "the launcher", ended=self.absent)
+    return ins.Received("launcher", host)
 
   def restart_coordinator(self) -> None:
     """Starts it again, unless it lives."""

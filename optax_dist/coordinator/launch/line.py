@@ -127,8 +127,6 @@ class Line:
 
   def _hear(self, message: msg.Message) -> None:
     match message:
-      case msg.Rival():
-        self._caller.say_again()
       case msg.Stalled():
         self._notes.append(message.missing)
       case Ended():

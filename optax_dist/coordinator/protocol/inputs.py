@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from optax_dist.coordinator.protocol.codec import Struct
-from optax_dist.coordinator.protocol.entries import Process, ReplicaId
+from optax_dist.coordinator.protocol.entries import Process
 from optax_dist.coordinator.protocol.messages import Message, ToldByReplica
 
 
@@ -79,24 +79,6 @@ class SnapshotFailed(Struct):
   reason: str
 
 
-# From launchers.
-
-
-class NeverJoined(Struct):
-  """For a coordinator: replicas have ended, and count as lost if they never joined.
-
-  Attributes:
-    replicas: all of them, so far.
-    given_up: why some of them do not start again; "" if they do.
-    ended_members: processes that were members, and have ended: a coordinator that has
-      started again need not wait for their calls.
-  """
-
-  replicas: tuple[ReplicaId, ...]
-  given_up: str = ""
-  ended_members: tuple[Process, ...] = ()
-
-
 # What a replica tells its coordinator is an input as it is, once it has happened
 # in an aggregation, or is wanted by the training loop.
 Input: TypeAlias = (
@@ -107,6 +89,5 @@ Input: TypeAlias = (
   | PeerLost
   | SnapshotFetched
   | SnapshotFailed
-  | NeverJoined
   | ToldByReplica
 )

@@ -479,12 +479,6 @@ class Host(Struct):
   ended_members: tuple[Process, ...] = ()
 
 
-class Rival(Struct):
-  """Another launcher has the receiver's rank: one that lives sends `Host` again."""
-
-  launcher: str
-
-
 # Also inputs of the sender's core.
 ToldByReplica: TypeAlias = (
   SubmitGradient
@@ -515,7 +509,7 @@ FromCoordinator: TypeAlias = (
   | Rejected
 )
 Message: TypeAlias = (
-  ToCoordinator | FromCoordinator | Meet | Awaited | Met | Parted | Host | Rival
+  ToCoordinator | FromCoordinator | Meet | Awaited | Met | Parted | Host
 )
 
 MESSAGES: Codec[Message] = Codec(Message)

@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -23,8 +23,6 @@ from optax_dist.coordinator.protocol import (
 )
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
-from optax_dist.coordinator.protocol.coordinator.hosts import Hosts
-from optax_dist.coordinator.protocol.coordinator.meetings import Meetings
 from optax_dist.coordinator.protocol.messages import (
   MESSAGES,
   Hello,
@@ -50,8 +48,8 @@ _AGAIN = 60.0
 class _Run:
   """One run that a server coordinates."""
 
-  def __init__(self, name: str, log: Log):
-    self.name, self.log = name, log
+  def __init__(self, log: Log):
+    self.log = log
     try:
       history = log.read()
     except LogError:
@@ -92,22 +90,22 @@ class Server:
     self._runs: dict[str, _Run] = {}
     # Which run a process has called.
     self._called: dict[str, _Run] = {}
-    self._meetings, self._hosts = Meetings(), Hosts()
     self._warned_at = -_AGAIN
     self.idle_since = time.monotonic()
     self._open("")
 
   def _open(self, name: str) -> _Run:
-    run = self._runs[name] = _Run(name, self._open_log(name))
+    run = self._runs[name] = _Run(self._open_log(name))
     self._step(run, inputs.Started())
-    self._step(run, self._hosts.never_joined(name))
     return run
 
   @property
   def clients(self) -> int:
     """How many processes are connected, but for launchers."""
-    peers = self._transport.peers()
-    return sum(not self._hosts.has(peer) for peer in peers)
+    peers = {*self._transport.peers()}
+    for run in self._runs.values():
+      peers -= run.core.hosts.launchers
+    return len(peers)
 
   @property
   def begun(self) -> list[Coordinator]:
@@ -157,44 +155,21 @@ class Server:
           text = f"{error} to version {optax_dist.__version__}"
           self._step(run, inputs.Malformed(peer, text))
           return
-        if isinstance(message, Meet):
-          self._say(self._meetings.called(peer, message))
-          return
-        if isinstance(message, Host):
-          self._say(self._hosts.called(peer, message))
-          self._tell_never_joined(message.run)
-          return
         if isinstance(message, Hello):
-          called = self._run_of(peer, message)
-          if called is None:
-            return
-          self._called[peer] = called
-        elif peer not in self._called:
+          self._called_by(peer, message.job.run)
+        elif isinstance(message, Meet | Host):
+          self._called_by(peer, message.run)
+        if peer not in self._called:
           return
         self._step(self._called[peer], inputs.Received(peer, message))
         if isinstance(message, Hello):
           self._allow(peer)
       case transports.PeerLost(peer, how, reason):
-        self._say(self._meetings.lost(peer, how, reason))
-        host_of = self._hosts.run_of(peer)
-        self._say(self._hosts.lost(peer, how))
-        if host_of is not None:
-          self._tell_never_joined(host_of)
         if peer in self._called:
           run = self._called.pop(peer)
           self._step(run, inputs.PeerLost(peer, how, reason))
       case _:
         pass  # It exchanges no arrays.
-
-  def _say(self, effects: Sequence[fx.Send]) -> None:
-    for effect in effects:
-      encoded = MESSAGES.encode(effect.message)
-      for peer in effect.peers:
-        self._transport.send(peer, [encoded])
-
-  def _tell_never_joined(self, name: str) -> None:
-    if name in self._runs:
-      self._step(self._runs[name], self._hosts.never_joined(name))
 
   def _allow(self, peer: str) -> None:
     """Lets a process be silent for as long as its run says."""
@@ -204,21 +179,18 @@ class Server:
       silence = deadlines.silence_of_peers(rules.timeout, rules.silence_timeout)
       self._transport.allow(peer, silence)
 
-  def _run_of(self, peer: str, hello: Hello) -> _Run | None:
-    """The run that a process calls; None if it can't be had."""
-    name = hello.job.run
+  def _called_by(self, peer: str, name: str) -> None:
+    """Notes which run a process calls, or refuses it if that can't be had."""
+    self._called.pop(peer, None)
     try:
-      return self._runs.get(name) or self._open(name)
+      self._called[peer] = self._runs.get(name) or self._open(name)
     except LogError as error:
       refused = Refused(f"its coordinator can't continue: {error}")
       self._transport.send(peer, [MESSAGES.encode(refused)])
-      return None
 
   def _step(self, run: _Run, input_: inputs.Input) -> None:
     for effect in run.core.step(input_, self._transport.now()):
       self._execute(run, effect)
-    if run.core.history.ended is not None:
-      self._say(self._hosts.ended(run.name, run.core.history.ended))
 
   def _execute(self, run: _Run, effect: fx.Effect) -> None:
     match effect:
@@ -231,8 +203,10 @@ class Server:
             " coordinator dies now, its replicas bring back what is missing.",
             wrong,
           )
-      case fx.Send():
-        self._say([effect])
+      case fx.Send(peers, message):
+        encoded = MESSAGES.encode(message)
+        for peer in peers:
+          self._transport.send(peer, [encoded])
       case fx.Connect(peer, address):
         # One that is not known to live, and has listened there.
         self._called[peer] = run

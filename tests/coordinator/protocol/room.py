@@ -186,10 +186,15 @@ class Room:
   def do_absent(self, *told: str) -> None:
     replicas = tuple(int(word) for word in told if word.isdigit())
     given_up = "it has no disk" if "up" in told else ""
-    self.give(_CHIEF, ins.NeverJoined(replicas, given_up))
+    self.launch(ended=replicas, given_up=given_up)
 
   def do_ended(self, name: str) -> None:
-    self.give(_CHIEF, ins.NeverJoined((), "", (name,)))
+    self.launch(ended_members=(name,))
+
+  def launch(self, **said: Any) -> None:
+    """What the launcher of the only host says."""
+    host = msg.Host("", 0, "", "the launcher", **said)
+    self.give(_CHIEF, ins.Received("launcher", host))
 
   def do_submit(self, name: str, *how: str) -> None:
     total, step, compute, data = 1, self.steps[name], None, ()

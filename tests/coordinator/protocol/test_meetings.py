@@ -17,9 +17,9 @@ class Replica:
     self.told |= messages
     return {*messages}
 
-  def call(self, peer, index, generation="", replica=0, run=""):
+  def call(self, peer, index, generation="", replica=0):
     place = "" if index else PLACE
-    meet = msg.Meet(run, replica, index, self.count, place, generation)
+    meet = msg.Meet("", replica, index, self.count, place, generation)
     return self._tell(self.meetings.called(peer, meet))
 
   def lose(self, peer, how="broken"):

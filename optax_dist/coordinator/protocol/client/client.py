@@ -139,7 +139,7 @@ class Client:
     match input_:
       case ins.Started():
         self._call(now)
-      case ins.TimePassed() | ins.NeverJoined():
+      case ins.TimePassed():
         pass
       case ins.Received(peer, message):
         self._receive(peer, message, now)

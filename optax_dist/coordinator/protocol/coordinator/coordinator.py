@@ -15,6 +15,8 @@ from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.coordinator.hosts import Hosts
+from optax_dist.coordinator.protocol.coordinator.meetings import Meetings
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.run import Run
 from optax_dist.coordinator.protocol.effects import Effect
@@ -33,6 +35,7 @@ class Coordinator:
 
   Attributes:
     history: what its log says.
+    hosts: the launchers.
   """
 
   def __init__(
@@ -50,9 +53,9 @@ class Coordinator:
     """
     self._configure, self.history, self._nonce = configure, history, nonce
     self._out = Outbox(history)
+    self.hosts, self._meetings = Hosts(), Meetings()
     self._run: Run | None = None
     self._connected: set[Process] = set()
-    self._never_joined = ins.NeverJoined(())
     self._bad = 0
 
   def step(self, input_: Input, now: float) -> list[Effect]:
@@ -60,6 +63,8 @@ class Coordinator:
     self._handle(input_, now)
     if self._run is not None and self._run.begins_again is not None:
       self._begin(self._run.begins_again, now)
+    if self.history.ended is not None:
+      self._out.add(*self.hosts.ended(self.history.ended))
     return self._out.take()
 
   def deadline(self) -> float:
@@ -76,6 +81,11 @@ class Coordinator:
       case ins.Started():
         self._start(now)
         return
+      case ins.Received(peer, msg.Meet() as meet):
+        self._out.add(*self._meetings.called(peer, meet))
+        return
+      case ins.Received(peer, msg.Host() as host):
+        self._out.add(*self.hosts.called(peer, host))
       case ins.Received(peer, message):
         self._connected.add(peer)
         if isinstance(message, msg.Hello):
@@ -85,10 +95,10 @@ class Coordinator:
             return
           if self._run is None:
             self._begin(Began(message.start, message.job), now)
-      case ins.PeerLost(peer):
+      case ins.PeerLost(peer, how, reason):
         self._connected.discard(peer)
-      case ins.NeverJoined():
-        self._never_joined = input_
+        self._out.add(*self._meetings.lost(peer, how, reason))
+        self._out.add(*self.hosts.lost(peer, how))
       case ins.Malformed(peer, error):
         self._bad += 1
         text = f"bad message {self._bad}, of {peer}: {error}"
@@ -157,6 +167,4 @@ class Coordinator:
   def _make_run(self, now: float) -> None:
     assert self.history.job is not None
     config = self._configure(self.history.job)
-    self._run = Run(config, self.history, self._out, now)
-    if self._never_joined.replicas:
-      self._run.step(self._never_joined, now)
+    self._run = Run(config, self.history, self.hosts, self._out, now)

@@ -1,7 +1,7 @@
 """The launchers of a job's hosts: who they are, and which replicas never joined.
 
     launcher   Host (its rank, and what has ended)   ->
-               <-   Refused: there is another one, which has answered `Rival`
+               <-   Refused: there is another one of this rank, or of other options
                <-   Stalled: that of another host of its replica is gone
                <-   Ended, as all members are told
 
@@ -11,103 +11,106 @@ for it. Nothing of this is in a log: launchers call the next coordinator, too.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.entries import Ended, Process
-from optax_dist.coordinator.protocol.inputs import NeverJoined
+from optax_dist.coordinator.protocol.entries import Ended, Process, ReplicaId
 
-# A run, and the rank of a host.
-_Key: TypeAlias = tuple[str, int]
+
+class Absent(NamedTuple):
+  """Whom nobody must wait for.
+
+  Attributes:
+    replicas: those that have ended, and count as lost if they never joined.
+    given_up: why some of them do not start again; "" if they do.
+    members: processes that were members, and have ended: a coordinator that has
+      started again need not wait for their calls.
+  """
+
+  replicas: tuple[ReplicaId, ...] = ()
+  given_up: str = ""
+  members: tuple[Process, ...] = ()
 
 
 class Hosts:
-  """The launchers of all runs.
+  """The launchers of a run.
+
+  Attributes:
+    absent: what all of them have said.
 
   Example:
     >>> hosts = Hosts()
-    >>> hosts.called("a", msg.Host("", 0, "", "the first", (0,)))
+    >>> hosts.called("a", msg.Host("", 0, "", "the first", (0,), ended=(0,)))
     []
-    >>> hosts.called("b", msg.Host("", 0, "", "the second", (0,)))
-    [Send(peers=('a',), message=Rival(launcher='the second'))]
-    >>> (sent,) = hosts.called("a", msg.Host("", 0, "", "the first", (0,)))
+    >>> hosts.absent.replicas
+    (0,)
+    >>> (sent,) = hosts.called("b", msg.Host("", 0, "", "the second", (0,)))
     >>> sent.peers, type(sent.message).__name__
     (('b',), 'Refused')
   """
 
   def __init__(self) -> None:
     """Starts before anybody has called."""
-    self._here: dict[_Key, tuple[Process, msg.Host]] = {}
-    # Launchers that have the rank of another one, which is asked if it lives.
-    self._rivals: dict[_Key, tuple[Process, msg.Host]] = {}
-    self._reports: dict[_Key, NeverJoined] = {}
+    self.absent = Absent()
+    # By rank.
+    self._here: dict[int, tuple[Process, msg.Host]] = {}
+    self._reports: dict[int, Absent] = {}
     # Who knows that the run has ended.
     self._know_the_end: set[Process] = set()
 
-  def has(self, peer: Process) -> bool:
-    """Whether a process is a launcher."""
-    known = (*self._here.values(), *self._rivals.values())
-    return any(process == peer for process, _ in known)
+  @property
+  def launchers(self) -> set[Process]:
+    """The launchers that are connected."""
+    return {process for process, _ in self._here.values()}
 
   def called(self, peer: Process, host: msg.Host) -> list[fx.Send]:
-    """A launcher has called, says what has changed, or that it lives."""
-    key = host.run, host.rank
-    for (run, rank), (_, other) in self._here.items():
-      same = rank == host.rank or other.options == host.options
-      if run == host.run and not same:
-        text = (
+    """A launcher has called, or says what has changed."""
+    for rank, (process, other) in self._here.items():
+      why = ""
+      if rank != host.rank and other.options != host.options:
+        why = (
           f"this launcher has {host.options}, and that of rank {rank}"
           f" ({other.launcher}) has {other.options}. Start all with the same"
         )
-        return [fx.Send((peer,), msg.Refused(text))]
-    holder = self._here.get(key)
-    if holder is not None and holder[0] != peer:
-      self._rivals[key] = peer, host
-      return [fx.Send((holder[0],), msg.Rival(host.launcher))]
-    self._here[key] = peer, host
-    self._reports[key] = NeverJoined(
-      host.ended, host.given_up, host.ended_members
-    )
-    rival = self._rivals.pop(key, None)
-    if rival is None:
-      return []
-    text = (
-      f"another launcher has rank {host.rank} of this job ({host.launcher}). Give"
-      " each host a --node-rank of its own, or end that one first"
-    )
-    return [fx.Send((rival[0],), msg.Refused(text))]
-
-  def run_of(self, peer: Process) -> str | None:
-    """The run of a launcher; None for another process, or a rival."""
-    for (run, _), (process, _) in self._here.items():
-      if process == peer:
-        return run
-    return None
+      elif rank == host.rank and process != peer:
+        why = (
+          f"another launcher has rank {rank} of this job ({other.launcher}). Give"
+          " each host a --node-rank of its own, or end that one first"
+        )
+      if why:
+        return [fx.Send((peer,), msg.Refused(why))]
+    self._here[host.rank] = peer, host
+    said = Absent(host.ended, host.given_up, host.ended_members)
+    self._report(host.rank, said)
+    return []
 
   def lost(self, peer: Process, how: str) -> list[fx.Send]:
     """A process is not connected any more."""
     self._know_the_end.discard(peer)
-    for key, (rival, _) in self._rivals.items():
-      if rival == peer:
-        del self._rivals[key]
-        return []
-    for key, (process, host) in self._here.items():
+    for rank, (process, host) in self._here.items():
       if process == peer:
-        del self._here[key]
+        del self._here[rank]
         # Those that have joined have connections of their own.
-        self._reports[key] = NeverJoined(host.replicas, host.given_up)
-        if key in self._rivals:
-          return self.called(*self._rivals.pop(key))
+        self._report(rank, Absent(host.replicas, host.given_up))
         return self._missed(host) if host.given_up or how != "left" else []
     return []
+
+  def _report(self, rank: int, said: Absent) -> None:
+    self._reports[rank] = said
+    reports = self._reports.values()
+    self.absent = Absent(
+      tuple(replica for report in reports for replica in report.replicas),
+      "; ".join(report.given_up for report in reports if report.given_up),
+      tuple(process for report in reports for process in report.members),
+    )
 
   def _missed(self, host: msg.Host) -> list[fx.Send]:
     """Tells the launchers of replicas that have processes on a host that is gone."""
     sent = []
     for process, other in self._here.values():
       shared = {*other.replicas} & {*host.replicas}
-      if other.run == host.run and shared:
+      if shared:
         text = (
           f"the launcher of rank {host.rank} ({host.launcher}) is gone, and replica"
           f" {', '.join(map(str, sorted(shared)))} needs its processes there: it waits"
@@ -116,20 +119,8 @@ class Hosts:
         sent.append(fx.Send((process,), msg.Stalled(0, 0.0, text)))
     return sent
 
-  def ended(self, run: str, ended: Ended) -> list[fx.Send]:
+  def ended(self, ended: Ended) -> list[fx.Send]:
     """Tells launchers whose replicas have no part in the run of its end."""
-    here = {peer for (name, _), (peer, _) in self._here.items() if name == run}
-    new = sorted(here - self._know_the_end)
+    new = sorted(self.launchers - self._know_the_end)
     self._know_the_end.update(new)
-    return [fx.Send(tuple(new), ended)]
-
-  def never_joined(self, run: str) -> NeverJoined:
-    """The replicas of a run that have ended before they joined, if they never did."""
-    reports = [
-      report for (name, _), report in self._reports.items() if name == run
-    ]
-    return NeverJoined(
-      tuple(replica for report in reports for replica in report.replicas),
-      "; ".join(report.given_up for report in reports if report.given_up),
-      tuple(process for report in reports for process in report.ended_members),
-    )
+    return [fx.Send(tuple(new), ended)] if new else []

@@ -11,14 +11,10 @@ Nothing of this is in a log: if the coordinator dies, they call the next one.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import Process, ReplicaId
-
-# A run, and a replica of it.
-_Key: TypeAlias = tuple[str, ReplicaId]
 
 
 @dataclasses.dataclass
@@ -43,7 +39,7 @@ class _Meeting:
 
 
 class Meetings:
-  """The replicas of several processes of all runs, as far as they have not joined.
+  """The replicas of several processes, as far as they have not joined.
 
   Example:
     >>> meetings = Meetings()
@@ -56,15 +52,14 @@ class Meetings:
 
   def __init__(self) -> None:
     """Starts before anybody has called."""
-    self._meetings: dict[_Key, _Meeting] = {}
-    self._where: dict[Process, tuple[_Key, int]] = {}
+    self._meetings: dict[ReplicaId, _Meeting] = {}
+    self._where: dict[Process, tuple[ReplicaId, int]] = {}
 
   def called(self, peer: Process, meet: msg.Meet) -> list[fx.Send]:
     """A process looks for the others of its replica, or says that it has met them."""
     self.lost(peer, "left", "it calls again")
     out: list[fx.Send] = []
-    key = meet.run, meet.replica
-    meeting = self._meetings.get(key)
+    meeting = self._meetings.get(meet.replica)
     if meet.index >= meet.count or (meeting and meeting.count != meet.count):
       others = "" if meeting is None else f", others of {meeting.count}"
       text = f"it is process {meet.index} of {meet.count}{others}"
@@ -74,31 +69,33 @@ class Meetings:
         # Its replica has begun again, and it was not heard of for so long.
         text = "other processes of its replica have started again"
         return [fx.Send((peer,), msg.Parted(text))]
-      out += self._part(key, f"its process {meet.index} has started again")
+      why = f"its process {meet.index} has started again"
+      out += self._part(meet.replica, why)
       meeting = None
     if meeting is None:
       meeting = _Meeting(meet.count, generation=meet.generation)
-      self._meetings[key] = meeting
+      self._meetings[meet.replica] = meeting
     elif meet.index in meeting.peers:
       before = meeting.peers[meet.index]
       del self._where[before]
       text = f"another process {meet.index} of its replica has called"
       out.append(fx.Send((before,), msg.Parted(text)))
     meeting.here[meet.index], meeting.peers[meet.index] = meet, peer
-    self._where[peer] = key, meet.index
+    self._where[peer] = meet.replica, meet.index
     return out + self._notify(meeting)
 
   def lost(self, peer: Process, how: str, reason: str) -> list[fx.Send]:
     """A process is not connected any more; one that joins has "left"."""
     if peer not in self._where:
       return []
-    key, index = self._where.pop(peer)
-    meeting = self._meetings[key]
+    replica, index = self._where.pop(peer)
+    meeting = self._meetings[replica]
     del meeting.here[index], meeting.peers[index]
     if not meeting.here:
-      del self._meetings[key]
+      del self._meetings[replica]
     elif meeting.generation and how != "left":
-      return self._part(key, f"its process {index} is lost ({how}: {reason})")
+      why = f"its process {index} is lost ({how}: {reason})"
+      return self._part(replica, why)
     return self._notify(meeting)
 
   def _notify(self, meeting: _Meeting) -> list[fx.Send]:
@@ -111,9 +108,9 @@ class Meetings:
       message = msg.Met(meeting.generation, meeting.here[0].address)
     return [fx.Send(tuple(meeting.peers.values()), message)]
 
-  def _part(self, key: _Key, why: str) -> list[fx.Send]:
+  def _part(self, replica: ReplicaId, why: str) -> list[fx.Send]:
     """The replica ends, with all of its processes."""
-    meeting = self._meetings.pop(key)
+    meeting = self._meetings.pop(replica)
     for peer in meeting.peers.values():
       del self._where[peer]
     return [fx.Send(tuple(meeting.peers.values()), msg.Parted(why))]

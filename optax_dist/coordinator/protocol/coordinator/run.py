@@ -31,6 +31,7 @@ from optax_dist.coordinator.protocol.coordinator.fingerprints import (
   Fingerprints,
 )
 from optax_dist.coordinator.protocol.coordinator.holders import Holders
+from optax_dist.coordinator.protocol.coordinator.hosts import Absent, Hosts
 from optax_dist.coordinator.protocol.coordinator.members import (
   Members,
   MemberState,
@@ -69,18 +70,28 @@ class Run:
       most replicas have another job; None if it goes on.
   """
 
-  def __init__(self, config: Config, history: History, out: Outbox, now: float):
+  def __init__(
+    self,
+    config: Config,
+    history: History,
+    hosts: Hosts,
+    out: Outbox,
+    now: float,
+  ):
     """Continues where the log ends.
 
     Args:
       config: the run's.
       history: what the log says; it is kept up to date.
+      hosts: the launchers, which know whom nobody must wait for.
       out: what is written and sent.
       now: the time.
     """
     self._config, self._history, self._out = config, history, out
     self._now = now
     self._members = Members()
+    # What launchers have said of it so far.
+    self._hosts, self._absent = hosts, Absent()
     self._steps = Steps(config, history, self._members, out)
     self._snapshots = Snapshots(history.epoch, history.step, self._members, out)
     # Since when members are waited for that lack the final state, and why it ends.
@@ -111,8 +122,9 @@ class Run:
         self._receive(peer, message)
       case ins.PeerLost(peer, how, reason):
         self._lost(peer, how, reason)
-      case ins.NeverJoined():
-        self._never_joined(input_)
+    if self._absent is not self._hosts.absent:
+      self._absent = self._hosts.absent
+      self._never_joined(self._absent)
     self._run_pending()
 
   def deadline(self) -> float:
@@ -144,13 +156,13 @@ class Run:
       state.until = self._now
       self._remove(state, f"its connection was lost: {reason}")
 
-  def _never_joined(self, report: ins.NeverJoined) -> None:
+  def _never_joined(self, report: Absent) -> None:
     """Counts replicas as lost that have ended before they joined.
 
     If they are needed and do not start again, nobody waits for them: before the
     first step there is nothing to lose.
     """
-    for process in report.ended_members:
+    for process in report.members:
       member = self._members.of_process(process)
       if member is not None:
         self._remove(member, "its process has ended")
