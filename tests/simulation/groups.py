@@ -216,7 +216,8 @@ class GroupChecker(Checker):
       for process in self.group(first) if first else ():
         if process.alive and not process.over:
           aggregation = process.aggregations.get(commit.round)
-          if aggregation is None or len(aggregation.means) < len(commit.parts):
+          owners = {part.incarnation for part in commit.parts}
+          if aggregation is None or len(aggregation.means) < len(owners):
             self.fail("A1", f"{process.name} has no mean of {commit.round}")
 
   def named(self, name: str, process: Any) -> str:

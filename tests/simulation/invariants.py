@@ -77,7 +77,7 @@ _LONGEST = TIMEOUT / FASTEST - _ON_ITS_WAY
 
 
 def _members(commit: Committed) -> list[int]:
-  return [part.incarnation for part in commit.parts]
+  return list(dict.fromkeys(part.incarnation for part in commit.parts))
 
 
 class Violation(AssertionError):
@@ -411,7 +411,7 @@ class Checker:
         self.fail("A1", f"{key} was never submitted")
         return
       submitted = result.submitted
-      if (submitted.local_step, submitted.total) != (
+      if (submitted.local_step, submitted.count) != (
         part.local_step,
         part.count,
       ):
@@ -475,7 +475,7 @@ class Checker:
       self.unopposed |= {p for a, b in submitted.data for p in range(a, b)}
     needed = self.setting.least > self.setting.replicas - len(self.bad)
     if needed or process.index not in self.bad:
-      self.not_finite += submitted.total
+      self.not_finite += submitted.count
     now = self.world.now
     member = process.name in self.members.values()
     if not member or process.step != len(self.commits):
@@ -593,7 +593,7 @@ class Checker:
     total = self.sum(commit, weights, process)
     if commit.mean is not None:
       return total
-    return digest(*(digest(j, total) for j in range(len(weights))))
+    return digest(*(digest(j, total) for j in range(len(_members(commit)))))
 
   def sum(
     self, commit: Committed, weights: tuple[float, ...], process: Any
@@ -623,10 +623,9 @@ class Checker:
   def copied(self, coordinator: Any, commit: Committed) -> None:
     """With a single gradient, another replica has the mean too, if one can."""
     world, step = self.world, commit.round.step
-    if len(commit.parts) > 1 or self.setting.policy is not None:
+    if len(_members(commit)) > 1 or self.setting.policy is not None:
       return
-    (part,) = commit.parts
-    name = self.processes.get(part.incarnation)
+    name = self.processes.get(commit.parts[0].incarnation)
     # Who was there by then, and had been for a moment, could be asked to be one.
     since = world.begun.get(commit.round, -math.inf)
     since -= _SETTLED + _LATE * self.setting.latency
@@ -670,7 +669,8 @@ class Checker:
   def has_mean(self, process: Any, commit: Committed) -> bool:
     aggregation = process.aggregations.get(commit.round)
     return process.alive and (
-      aggregation is not None and len(aggregation.means) >= len(commit.parts)
+      aggregation is not None
+      and len(aggregation.means) >= len(_members(commit))
     )
 
   def save_wanted(self, process: Any) -> None:
@@ -1033,7 +1033,8 @@ class Checker:
       process = self.world.by_name.get(self.members.get(part.incarnation))
       if process is not None and process.alive and not process.over:
         aggregation = process.aggregations.get(commit.round)
-        if aggregation is None or len(aggregation.means) < len(commit.parts):
+        owners = _members(commit)
+        if aggregation is None or len(aggregation.means) < len(owners):
           self.fail("A1", f"{process.name} has no mean of {commit.round}")
 
   # State.

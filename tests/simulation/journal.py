@@ -64,7 +64,7 @@ def wrong(checker: Any, process: Any, note: journal_events.Record) -> str:
         return "it is not that replica's"
       # Each process of the replica has a part of the gradient.
       bad = {
-        sequence: result.submitted.total
+        sequence: result.submitted.count
         for (name, sequence), result in checker.submissions.items()
         if name.partition(".")[0] == member.name
         and not is_finite(checker, result.submitted)
@@ -130,16 +130,21 @@ def _dropped(checker: Any, note: journal_events.Drop) -> str:
     for submitted in result
     for part in checker.by_sequence[name, submitted.sequence]
   )
-  # What was added to a sum that counts comes twice for the rules.
-  added = any(submitted.count < submitted.total for submitted in result)
-  if note.reason == "duplicate" and not added:
+  # A second sum on the parameters of one that counts comes twice for the rules.
+  sums = [
+    submitted
+    for (of, _), parts in checker.by_sequence.items()
+    for submitted in parts
+    if of == name and submitted.local_step == note.local_step
+  ]
+  if note.reason == "duplicate" and len({s.sequence for s in sums}) < 2:
     return "nobody has sent such a one"
   wrong = _reason(checker, note, finite)
   if wrong:
     return wrong
   steps = {submitted.local_step for submitted in result}
-  totals = [submitted.total for submitted in result]
-  if note.local_step not in steps or note.count > max(totals, default=0):
+  counts = [submitted.count for submitted in result]
+  if note.local_step not in steps or note.count not in counts:
     return f"it was submitted as {result}"
   return ""
 

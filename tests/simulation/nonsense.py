@@ -15,12 +15,9 @@ _NEVER = 1_000_000
 
 def _to_coordinator(r: random.Random) -> tuple[msg.Message, ...]:
   round_ = RoundId(0, _NEVER, 1, r.choice((False, True)))
-  gradient = lambda step, total, count: msg.SubmitGradient(
-    _NEVER, 0, step, total, count, True
-  )
+  gradient = msg.SubmitGradient(_NEVER, 0, _NEVER, 1, True)
   return (
-    gradient(0, 1, 2),
-    gradient(_NEVER, 1, 1),
+    gradient,
     msg.Done(round_),
     msg.Failed(round_, None, "nonsense"),
     msg.Stalled(0, 1.0, "nonsense"),
@@ -30,7 +27,7 @@ def _to_coordinator(r: random.Random) -> tuple[msg.Message, ...]:
 def _to_members() -> tuple[msg.Message, ...]:
   """What only a coordinator may say; from another process it is refused."""
   return (
-    msg.Dropped(0, "stale", 1, (), True),
+    msg.Dropped(0, "stale", 1),
     msg.RequestGradients(-1, 7, ()),
     msg.Serve(1, "a0", "at a0", 0),
     msg.Fetch(1, "a0", "at a0"),

@@ -106,8 +106,8 @@ FAULTS = (
     "a gradient in a commit is submitted again",
     f"{_CLIENT}.submissions",
     "Submissions.committed",
-    "last, self.pending, self.taken = (self.pending, None, None)",
-    "last, self.taken = (None, None)",
+    "part.incarnation == incarnation and self._forget(part.sequence)",
+    "part.incarnation == incarnation",
   ),
   Planted(
     "A4",
@@ -164,7 +164,7 @@ FAULTS = (
     "a dropped gradient is not told",
     f"{_COORDINATOR}.steps.steps",
     "Steps._drop",
-    "self._out.notify(state, msg.Dropped(sequence, reason, count, lease, whole))",
+    "self._out.notify(notified, dropped)",
     "pass",
   ),
   Planted(

@@ -42,7 +42,7 @@ def line(checker: Any, entry: Entry) -> str:
 
 def submission(process: Any, submitted: msg.SubmitGradient) -> str:
   """What a training loop has submitted."""
-  total = submitted.total
+  total = submitted.count
   what = f"gradient {submitted.sequence}"
   what += f", a sum of {total}" if total > 1 else ""
   what += "" if submitted.finite else ", not finite"

@@ -214,7 +214,8 @@ class Aggregation:
   ):
     self.round, self.parts, self.peers = round_, parts, peers
     self.readers, self.me = readers, me
-    self.gradients: dict[int, int] = {}
+    # Of each member, those that it has in the round, one after the other.
+    self.gradients: dict[int, tuple[Any, ...]] = {}
     self.means: dict[int, int] = {}
     self.moved, self.ended = now, False
 
@@ -222,9 +223,9 @@ class Aggregation:
     """Indices of the members whose bytes have not come."""
     return [
       j
-      for j in range(len(self.parts))
+      for j in range(len(self.peers))
       if j not in self.means and (j not in self.gradients or self.me < 0)
-    ] or [j for j in range(len(self.parts)) if j not in self.means]
+    ] or [j for j in range(len(self.peers)) if j not in self.means]
 
 
 class Node:
@@ -1070,7 +1071,6 @@ class World:
     peers: Any,
     readers: Any,
     me: int,
-    sequence: int,
   ) -> None:
     aggregation = Aggregation(round_, parts, peers, readers, me, self.now)
     process.aggregations[round_] = aggregation
@@ -1080,12 +1080,15 @@ class World:
         return
       self.connect(process, peer.process)
     if me >= 0:
-      if sequence not in process.gradients:
+      own = [
+        p.sequence for p in parts if p.incarnation == peers[me].incarnation
+      ]
+      if not process.gradients.keys() >= {*own}:
         aggregation.ended = True
         failed = msg.Failed(round_, None, "it has no such gradient")
         self.at(self.now, self.input, process, failed)
         return
-      gradient = process.gradients[sequence]
+      gradient = tuple(process.gradients[sequence] for sequence in own)
       for j, peer in enumerate(peers):
         if j != me:
           item = ("gradient", round_, me, gradient)
@@ -1167,11 +1170,11 @@ class World:
       aggregation.means[index] = value
 
   def go_on(self, process: Process, aggregation: Aggregation) -> None:
-    me, n = aggregation.me, len(aggregation.parts)
+    me, n = aggregation.me, len(aggregation.peers)
     if me >= 0 and me not in aggregation.means:
       if len(aggregation.gradients) < n:
         return
-      gradients = tuple(aggregation.gradients[j] for j in range(n))
+      gradients = tuple(g for j in range(n) for g in aggregation.gradients[j])
       weights = tuple(p.weight for p in aggregation.parts)
       mean = digest(me, self.sum(gradients, weights))
       aggregation.means[me] = mean
@@ -1213,7 +1216,7 @@ class World:
     if self.checker is not None:
       self.checker.changed_at = self.now
     process.aggregations.pop(aggregation.round, None)
-    failed_replica = aggregation.parts[j].incarnation
+    failed_replica = aggregation.peers[j].incarnation
     failed = msg.Failed(aggregation.round, failed_replica, reason)
     self.at(self.now, self.input, process, failed)
 
@@ -1299,7 +1302,6 @@ class World:
       effect.peers,
       effect.readers,
       -1 if effect.me is None else effect.me,
-      -1 if effect.me is None else effect.parts[effect.me].sequence,
     )
 
   def go_on_later(self, process: Process, aggregation: Aggregation) -> None:
@@ -1443,9 +1445,7 @@ class World:
   def on_resolved(self, process: Process, effect: fx.Resolved) -> None:
     if self.checker is not None:
       self.checker.resolved(process, effect)
-    for sequence in [s for s in process.gradients if s <= effect.sequence]:
-      if sequence == effect.sequence or not effect.reason:
-        del process.gradients[sequence]
+    process.gradients.pop(effect.sequence, None)
     process.answers[effect.sequence] = effect
     self.at(self.now, self.next_gradient, process)
 
@@ -1574,7 +1574,7 @@ class World:
       process.in_hand = True
       return
     in_hand, process.in_hand = process.in_hand, False
-    if in_hand and not submission.gradients:
+    if in_hand and submission.is_empty:
       process.computed += 1
       submission.finish("stale", 1)
     elif submission.finish_if_over(1):

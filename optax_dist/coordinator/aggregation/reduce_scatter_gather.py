@@ -13,6 +13,7 @@ peers that wait for the same bytes would consider this replica failed.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -297,10 +298,13 @@ class Aggregations:
         self._transport.connect(peer.process, peer.address)
     total = self._reducer.sum_of(effect.parts)
     members: list[_Member] = []
+    rows: collections.Counter[int] = collections.Counter()
+    for part, count in zip(effect.parts, total.rows, strict=True):
+      rows[part.incarnation] += count
     first = 0
-    for peer, count in zip(effect.peers, total.rows, strict=True):
-      rows = range(first, first := first + count)
-      members.append(_Member(peer.incarnation, peer.process, rows))
+    for peer in effect.peers:
+      own = range(first, first := first + rows[peer.incarnation])
+      members.append(_Member(peer.incarnation, peer.process, own))
     pieces = self._pieces(len(members))
     made = _Round(
       effect.round,

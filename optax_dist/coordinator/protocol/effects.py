@@ -104,9 +104,9 @@ class Aggregate(Struct):
   Attributes:
     round: its id, from which transfer ids are derived.
     parts: the gradients, in order.
-    peers: their owners, in the same order.
+    peers: their owners, each once, in the same order.
     readers: other replicas that gather the mean.
-    me: the index of the receiver in `parts`; None for a reader.
+    me: the index of the receiver in `peers`; None for a reader.
   """
 
   round: RoundId
@@ -223,11 +223,9 @@ class SetRequested(Struct):
 
 
 class Taken(Struct):
-  """The submission is buffered, and more gradients are requested.
+  """The submission is accepted, and more gradients are requested for the same step.
 
-  They are added to the same sum, and submitted with it (`SubmitGradient.count`).
-  The driver keeps the sum: should the next submission be dropped while this one
-  stays buffered, then the one after that extends this one again.
+  They are another submission. `Resolved` follows for each of them.
   """
 
   sequence: int
@@ -235,9 +233,6 @@ class Taken(Struct):
 
 class Resolved(Struct):
   """The outcome of a submission, sent once. Its gradient may be freed.
-
-  If it is part of a commit, so are those that it extends. If it was dropped, then
-  what it extends has an outcome of its own, before or after this one.
 
   Attributes:
     sequence: the submission.

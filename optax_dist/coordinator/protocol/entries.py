@@ -147,8 +147,7 @@ class Leased(Struct):
 
   Attributes:
     incarnation: the membership that they are leased to.
-    spans: the samples, in order; if empty, it waits for some. If more is
-      requested (`effects.Taken`), those for the rest.
+    spans: the samples, in order; if empty, it waits for some.
   """
 
   incarnation: Incarnation

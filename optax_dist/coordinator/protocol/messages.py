@@ -89,24 +89,21 @@ class SubmitGradient(Struct):
   """A member submits a gradient.
 
   Its training loop makes it, and waits for the outcome: one `effects.Resolved`, or
-  `effects.Taken`. The coordinator answers by a commit, `RequestGradients` or
-  `Dropped`.
+  `effects.Taken` before. The coordinator answers by a commit, `RequestGradients` or
+  `Dropped`. A step may have several of one member, on the same parameters.
 
   Attributes:
     sequence: the sender's number of the submission, increasing.
     incarnation: the membership in which it was computed.
     local_step: the step of the parameters it was computed on.
-    total: how many gradients are summed in it.
-    count: how many of them were not in the sender's previous submission, which
-      was answered by `Taken`; otherwise `total`.
+    count: how many gradients are summed in it.
     finite: whether every number of it is finite.
     payload: the gradient, if gradients are sent inline and it is finite;
       otherwise the sender's driver keeps it until it is resolved.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
     timings: for the journal: where the sender's time went.
-    data: the samples of the gradients in `count`, if they are leased, in the
-      order in which they were summed; of all gradients, before it is sent.
+    data: its samples, if they are leased, in the order in which they were summed.
     work: what the coordinator's policy must know of it; opaque to all others.
     applied: the step of the sender's state.
     early: the early round that the sender has begun with it; None if it waits for
@@ -116,7 +113,6 @@ class SubmitGradient(Struct):
   sequence: Natural
   incarnation: Incarnation
   local_step: Natural
-  total: Positive
   count: Positive
   finite: bool
   payload: bytes = b""
@@ -266,7 +262,7 @@ class Round(Struct):
     round: its id.
     parts: the gradients to average, in this order. In an early round those are
       gradients to come, without a `sequence`.
-    peers: their owners, in the same order.
+    peers: their owners, each once, in the same order.
     readers: other replicas that fetch the mean.
     witness: the reader that also answers, because it must hold the mean before
       the commit; None for none.
@@ -297,15 +293,12 @@ class Dropped(Struct):
     count: how many gradients to sum in the next submission.
     lease: the samples that the receiver computes on next; empty if it has to
       wait for some, or if none are leased.
-    whole: whether the whole sum was dropped; otherwise only the addition to the
-      submission that it extends, which has a separate outcome.
   """
 
   sequence: Natural
   reason: str
   count: Positive
   lease: Spans = ()
-  whole: bool = True
 
 
 class RequestGradients(Struct):
@@ -315,10 +308,9 @@ class RequestGradients(Struct):
   are leased and the lease is in no `Committed` or `Dropped`.
 
   Attributes:
-    sequence: the submission that is buffered, and which the next one should
-      extend, since it was not enough; -1 if there is none.
-    count: how many gradients to sum in the next submission; how many more, if
-      one is buffered.
+    sequence: the last submission that is accepted, and was not enough; -1 if there is
+      none.
+    count: how many gradients to sum in the next submission.
     lease: the samples for them, if leased.
   """
 

@@ -74,7 +74,8 @@ class Arrays:
     )
     # Bytes of gradients and means sent inline.
     self._inline_in = self._inline_out = 0
-    self._gradients: dict[int, gradient.Gradient] = {}
+    # The bytes of those without an outcome.
+    self._gradients: dict[int, Sequence[memoryview]] = {}
 
   def moved(self) -> tuple[int, int]:
     """Bytes received and sent, including inline ones."""
@@ -99,15 +100,12 @@ class Arrays:
   ) -> None:
     """Keeps a gradient until `resolve`; `parts` as in `Driver.submit`."""
     if parts:
-      self._gradients[submitted.sequence] = gradient.Gradient(parts)
+      self._gradients[submitted.sequence] = parts
     self._inline_out += len(submitted.payload)
 
   def resolve(self, resolved: fx.Resolved) -> None:
-    """Frees gradients. A sum that counts includes the earlier submissions."""
+    """Frees a gradient."""
     self._gradients.pop(resolved.sequence, None)
-    for sequence in list(self._gradients):
-      if sequence < resolved.sequence and not resolved.reason:
-        del self._gradients[sequence]
 
   # Effects.
 
@@ -116,14 +114,15 @@ class Arrays:
     if effect.me is None:
       self._aggregations.begin(effect)
       return
-    sequence = effect.parts[effect.me].sequence
-    gradient = self._gradients.get(sequence)
-    if gradient is None:
+    me = effect.peers[effect.me].incarnation
+    own = [part.sequence for part in effect.parts if part.incarnation == me]
+    if not self._gradients.keys() >= {*own}:
       why = "it has no such gradient"
       self._enqueue(messages.Failed(effect.round, None, why))
       return
-    self._exchange = effect.round, sequence, time.monotonic()
-    self._aggregations.begin(effect, gradient)
+    self._exchange = effect.round, own[-1], time.monotonic()
+    whole = [part for sequence in own for part in self._gradients[sequence]]
+    self._aggregations.begin(effect, gradient.Gradient(whole))
 
   def release(self, effect: fx.Release) -> None:
     """Executes `Release`."""

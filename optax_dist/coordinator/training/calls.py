@@ -261,7 +261,7 @@ class TrainingCalls:
     decided = bool(outcome.members or outcome.reason)
     leaves = preempted.is_time(
       save=outcome.save is not None,
-      settled=decided and not participant.submission.gradients,
+      settled=decided and participant.submission.is_empty,
     )
     if not participant.inbox.agree(leaves):
       return outcome

@@ -13,13 +13,12 @@ A sum has one gradient, or more if more are requested than there are replicas:
 
     draw, add, ... --> pending --> applied, or dropped with a reason --> resume
         ^                 |
-        +---- partial <---+   the coordinator has it, and requests more gradients
+        +----- taken <----+   the coordinator has it, and requests more gradients
 
-A partial sum is submitted again with the gradients that were added to it. If these
-are dropped, it goes on without them. It may also be decided while they are computed:
-then they are superseded. A gradient that is known to be stale is reported
-without its numbers. Whatever happens, each gradient gets one outcome, which
-`counts` has.
+These are another sum, on the same state. If that is dropped, the taken ones go on
+without it. They may also be decided while it is computed: then it is superseded. A
+gradient that is known to be stale is reported without its numbers. Whatever happens,
+each gradient gets one outcome, which `counts` has.
 
 In a deterministic run a lease may become smaller while its replica computes:
 others have taken its last slots. A gradient of a slot that is not leased any
@@ -89,9 +88,10 @@ class Submission:
     incarnation: the membership that they are computed in; -1 before the first.
     sequence: number of the next submission.
     pending: the submission without an answer yet; -1: none.
-    partial: the submission that the next one extends; -1: none.
+    taken: earlier sums on `base` that the coordinator has: of each submission, the
+      gradients in it.
     total: the sum; None without one, or where a stale gradient is reported.
-    gradients: the gradients in the sum, including a partial one.
+    gradients: the gradients in the sum.
     draws: the samples of the next gradient, if samples are leased.
     is_complete: whether the sum is to be submitted.
     ended: what has become of the last sum, until `resume`.
@@ -119,7 +119,8 @@ class Submission:
     """
     self.seen, self.base = seen, seen.published
     self.sequence = 0
-    self.incarnation = self.pending = self.partial = -1
+    self.incarnation = self.pending = -1
+    self.taken: dict[int, list[Gradient]] = {}
     self.total: Any = None
     self.gradients: list[Gradient] = []
     self.draws = Draws(seen, samples, window)
@@ -127,8 +128,11 @@ class Submission:
     self.ended: Result | None = None
     self.counts: dict[str, int] = {"applied": 0}
     self._add, self._max_staleness = add, max_staleness
-    # How many of the gradients are in the partial sum, and that sum.
-    self._sent, self._sent_total = 0, None
+
+  @property
+  def is_empty(self) -> bool:
+    """Whether no gradient on `base` is in a sum."""
+    return not (self.gradients or self.taken)
 
   # Samples.
 
@@ -136,8 +140,8 @@ class Submission:
     """The samples to compute on; None if none are leased, or the sum ends."""
     self._supersede()
     if self.draws.window and self._is_behind():
-      self._revert(Reason.SUPERSEDED.value)
-    if not (self.gradients or self.draws.computed) and self._is_behind():
+      self._drop(Reason.SUPERSEDED.value)
+    if self.is_empty and not self.draws.computed and self._is_behind():
       # Compute on the newest parameters.
       self.finish("")
       return None
@@ -149,16 +153,17 @@ class Submission:
     return self.draws.draw(self.base.step, self._summed())
 
   def _summed(self) -> list[Spans]:
-    """The samples of the gradients in the sum."""
-    return [gradient.data for gradient in self.gradients]
+    """The samples of the gradients on `base`."""
+    sums = (*self.taken.values(), self.gradients)
+    return [gradient.data for gradients in sums for gradient in gradients]
 
   def can_draw(self) -> bool:
     """Whether there are samples, or there is a reason not to wait for them."""
     return (
       bool(self.draws.left(self.base.step, self._summed()))
       or self.seen.incarnation != self.incarnation
-      or self._resolved(self.partial) is not None
-      or (self.partial < 0 and self._is_behind())
+      or self._is_decided()
+      or (not self.taken and self._is_behind())
       or self.draws.is_leased_anew(self.base.step)
       or self._is_all()
     )
@@ -173,20 +178,23 @@ class Submission:
   def _is_behind(self) -> bool:
     return self.seen.published.step > self.base.step
 
-  def _supersede(self) -> bool:
-    """Drops what was added to a partial sum that was decided in the meantime.
+  def _is_decided(self) -> bool:
+    """Whether the taken sums have their outcomes, which come one by one."""
+    outcomes = map(self._resolved, self.taken)
+    return bool(self.taken) and all(outcome is not None for outcome in outcomes)
 
-    Gradients can't be removed from a sum.
+  def _supersede(self) -> bool:
+    """Drops the sum if the taken ones were decided in the meantime.
 
     Returns:
-      Whether the partial sum counts, and so no other one on `base` can.
+      Whether any of these counts, and so no other one on `base` can.
     """
-    partial = self._resolved(self.partial)
-    if partial is None:
+    if not self._is_decided():
       return False
+    reasons = [self._reason_of(sequence, "") for sequence in self.taken]
     self._count_outcomes(Reason.SUPERSEDED.value)
     self._reset()
-    return not partial.reason
+    return "" in reasons
 
   def add(
     self,
@@ -219,8 +227,8 @@ class Submission:
     self.is_complete = late or self._is_all()
 
   def _is_all(self) -> bool:
-    """Whether what was added since the last submission is all of it."""
-    added = len(self.gradients) - self._sent
+    """Whether the sum has all of its gradients."""
+    added = len(self.gradients)
     if not self.draws.each:
       return added >= self.seen.requested
     draws, step = self.draws, self.base.step
@@ -230,12 +238,11 @@ class Submission:
       and not draws.is_over(step)
     )
 
-  def _revert(self, reason: str) -> None:
-    """Drops what was added since the last submission that was buffered."""
-    self.count(reason, len(self.gradients) - self._sent)
-    self.gradients, self.total = self.gradients[: self._sent], self._sent_total
+  def _drop(self, reason: str) -> None:
+    """Drops the sum, but for the taken ones."""
+    self.count(reason, len(self.gradients))
     self.draws.forget()
-    self.is_complete = False
+    self._begin()
 
   def abandon(self) -> None:
     """Gives up what is computed; its samples stay leased, and come again."""
@@ -248,7 +255,7 @@ class Submission:
       # How long it would have taken is unknown.
       self.total, self.is_complete = None, True
       self.gradients.append(Gradient("null", None, ()))
-    elif not self.gradients and self._is_behind():
+    elif self.is_empty and self._is_behind():
       self.finish(Reason.ABANDONED.value, 1)
     else:
       # The gradients already in the sum are still valid.
@@ -269,11 +276,8 @@ class Submission:
       timings: as in `SubmitGradient`.
       work: as in `SubmitGradient`.
     """
-    # What is reported is not in the sum that the coordinator has.
-    reported = self.total is None
-    gradients = self.gradients[self._sent :] if reported else self.gradients
     batches, spans, seconds = [], [], 0.0
-    for gradient in gradients:
+    for gradient in self.gradients:
       batches.append(gradient.batch)
       # Without the time of one, that of all is unknown: not a number.
       seconds += math.nan if gradient.seconds is None else gradient.seconds
@@ -286,8 +290,7 @@ class Submission:
       self.pending,
       self.incarnation,
       self.base.step,
-      len(gradients),
-      len(self.gradients) - self._sent,
+      len(self.gradients),
       finite,
       payload,
       f"[{','.join(batches)}]",
@@ -324,17 +327,15 @@ class Submission:
     """Handles the answer to what is pending; without one the run is over."""
     answer = self.seen.answer(self.pending)
     if isinstance(answer, Taken):
-      self.partial, self.pending = self.pending, -1
-      self._sent, self._sent_total = len(self.gradients), self.total
+      self.taken[self.pending] = self.gradients
+      self._begin()
     elif (
       answer is not None
       and answer.reason
-      and self.partial >= 0
-      and self._resolved(self.partial) is None
+      and self.taken
+      and not self._is_decided()
     ):
-      # Only what was added is dropped, and the partial sum goes on.
-      self.pending = -1
-      self._revert(answer.reason)
+      self._drop(answer.reason)
     else:
       self.finish(_FINISHED)
 
@@ -388,20 +389,26 @@ class Submission:
     Returns:
       The outcome of what is pending, if there is one.
     """
-    partial = self._resolved(self.partial)
-    pending = self._resolved(self.pending)
-    rest = len(self.gradients)
-    if partial is not None:
-      rest -= self._sent
-      self.count(partial.reason, self._sent)
-    self.count(reason if pending is None else pending.reason, rest)
-    return pending
+    for sequence, gradients in self.taken.items():
+      self.count(self._reason_of(sequence, reason), len(gradients))
+    self.count(self._reason_of(self.pending, reason), len(self.gradients))
+    return self._resolved(self.pending)
+
+  def _reason_of(self, sequence: int, otherwise: str) -> str:
+    """The reason in the outcome of a submission, or another one without it."""
+    outcome = self._resolved(sequence)
+    return otherwise if outcome is None else outcome.reason
 
   def _resolved(self, sequence: int) -> Resolved | None:
     answer = self.seen.answer(sequence) if sequence >= 0 else None
     return answer if isinstance(answer, Resolved) else None
 
   def _reset(self) -> None:
-    self.pending = self.partial = -1
-    self.total, self.gradients, self._sent = None, [], 0
-    self.draws.drawn, self._sent_total, self.is_complete = None, None, False
+    self.taken.clear()
+    self.draws.drawn = None
+    self._begin()
+
+  def _begin(self) -> None:
+    """Begins another sum."""
+    self.pending, self.is_complete = -1, False
+    self.total, self.gradients = None, []

@@ -113,7 +113,7 @@ class SynchronousLoop:
     outcome = self._submit_and_wait()
     if submission.finish_if_over(gradients):
       return self._finish_step()
-    if outcome and gradients and not submission.gradients:
+    if outcome and gradients and submission.is_empty:
       # This gradient is as old as the sum that was left.
       submission.finish("stale", 1)
       return self._finish_step()

@@ -122,9 +122,6 @@ class Room:
     self.fetches: dict[str, tuple[msg.Fetch, int]] = {}
     self.served: dict[int, int] = {}
     self.sequences: collections.Counter[str] = collections.Counter()
-    # How many gradients are in the last sum of each, and in the one taken.
-    self.sums: dict[str, int] = {}
-    self.taken: dict[str, int] = {}
     self.incarnations: collections.Counter[str] = collections.Counter()
     self.steps: dict[str, int] = {}
     self.brought = Start(0, "start")
@@ -197,12 +194,12 @@ class Room:
     self.give(_CHIEF, ins.Received("launcher", host))
 
   def do_submit(self, name: str, *how: str) -> None:
-    total, step, compute, data = 1, self.steps[name], None, ()
+    count, step, compute, data = 1, self.steps[name], None, ()
     for word in how:
       if word.isdigit():
         step = int(word)
       elif word.startswith("sum="):
-        total = int(word[4:])
+        count = int(word[4:])
       elif word.startswith("took="):
         compute = float(word[5:])
       elif word[0].isdigit():
@@ -211,19 +208,16 @@ class Room:
     finite = "nan" not in how
     size = (self.rules.inline_bytes or 0) + ("long" in how)
     self.sequences[name] += 1
-    taken = self.taken.get(name, 0) if "more" in how else 0
     submitted = msg.SubmitGradient(
       self.sequences[name] - 1,
       self.incarnations[name],
       step,
-      total,
-      total - taken,
+      count,
       finite,
       b"g" * size if finite else b"",
       compute=compute,
       data=data,
     )
-    self.sums[name] = total
     self.give(name, submitted)
 
   def do_means(self, *names: str) -> None:
@@ -401,8 +395,6 @@ class Room:
         self.incarnations[name] = effect.incarnation
       case fx.Publish():
         self.steps[name] = effect.step
-      case fx.Taken():
-        self.taken[name] = self.sums[name]
       case msg.Serve():
         self.served[effect.transfer] = self.steps[name]
       case msg.Fetch():

@@ -83,7 +83,7 @@ def test_every_struct_comes_back(codec_, kind):
 
 
 ARRIVE = messages.SubmitGradient(
-  *(3, 1, 7, 2, 1, True, b"\0\xff" * 8, "", 0.5),
+  *(3, 1, 7, 2, True, b"\0\xff" * 8, "", 0.5),
   applied=7,
   early=entries.RoundId(0, 7, 3, True),
 )

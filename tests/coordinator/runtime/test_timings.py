@@ -26,7 +26,7 @@ ONE = timings.Timings(1.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
 
 def test_timings_that_are_no_numbers_are_refused():
   """A member's nonsense is counted, like any other."""
-  arrive = messages.SubmitGradient(*(0, 0, 0, 1, 1, True), timings=ONE)
+  arrive = messages.SubmitGradient(*(0, 0, 0, 1, True), timings=ONE)
   sent = messages.MESSAGES.encode(arrive)
   assert messages.MESSAGES.decode(sent) == arrive
   for bad in (math.nan, math.inf):

@@ -50,7 +50,7 @@ def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
   assert give(submission, seen, 3) is None
   submitted = give(submission, seen, 4)
   assert submission.total == 7
-  assert (submitted.total, submitted.count) == (2, 2)
+  assert submitted.count == 2
   assert (submitted.batches, submitted.compute) == ("[3,4]", 1.0)
   assert submission.waits() == "for this step's commit"
   seen.publish()
@@ -61,37 +61,55 @@ def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
   assert submission.counts == {"applied": 2}
 
 
-def partial_sum(max_staleness=0):
+def taken():
   """A gradient is with the coordinator, which requests another one."""
   seen = Told()
-  submission = begin(seen, max_staleness=max_staleness)
+  submission = begin(seen)
   give(submission, seen, 3)
   seen.answers[0] = Taken(0)
   submission.on_answer()
   return seen, submission
 
 
-def test_a_partial_sum_may_have_an_outcome_of_its_own():
-  seen, submission = partial_sum()
+def test_each_sum_of_a_step_has_an_outcome_of_its_own():
+  seen, submission = taken()
   give(submission, seen, 4)
   answer(seen, "", 0)
-  answer(seen, "superseded", 1)
+  answer(seen, "duplicate", 1)
   assert not submission.waits()
   submission.on_answer()
-  assert submission.counts == {"applied": 1, "superseded": 1}
+  assert submission.counts == {"applied": 1, "duplicate": 1}
   # Its parameters were not stale, so it need not wait for newer ones.
   assert not submission.waits()
 
 
-def test_a_dropped_addition_is_computed_again():
-  seen, submission = partial_sum()
+def test_what_is_computed_beside_a_sum_that_counts_is_superseded():
+  seen, submission = taken()
+  give(submission, seen, 4)
+  seen.answers[1] = Taken(1)
+  submission.on_answer()
+  answer(seen, "", 0)
+  assert not submission.can_draw()  # The outcome of the other one is to come.
+  answer(seen, "", 1)
+  assert submission.can_draw()
+  assert give(submission, seen, 5) is None
+  assert submission.ended.reason == "superseded"
+  assert submission.counts == {"applied": 2, "superseded": 1}
+
+
+def test_a_dropped_sum_is_computed_again_and_the_taken_one_stays():
+  seen, submission = taken()
   give(submission, seen, float("nan"))
   answer(seen, "non_finite", 1)
   submission.on_answer()
   submitted = give(submission, seen, 4)
-  assert submission.total == 7
-  assert (submitted.total, submitted.count) == (2, 1)
+  assert submission.total == 4
+  assert submitted.count == 1
   assert submission.counts == {"applied": 0, "non_finite": 1}
+  answer(seen, "", 0)
+  answer(seen, "", 2)
+  submission.on_answer()
+  assert submission.counts == {"applied": 2, "non_finite": 1}
 
 
 @pytest.mark.parametrize("abandoned", [False, True])
@@ -105,7 +123,7 @@ def test_a_late_gradient_is_reported_without_its_numbers(abandoned):
   else:
     submitted = give(submission, seen)
   assert submission.total is None
-  assert (submitted.total, submitted.local_step) == (1, 0)
+  assert (submitted.count, submitted.local_step) == (1, 0)
   assert submitted.compute == (None if abandoned else 0.5)
 
 
@@ -140,49 +158,29 @@ def test_local_steps_on_samples_that_are_leased_no_more_end_the_sum():
   assert submission.draw() == ((8, 10),)
 
 
-def partial():
-  """A sum on two samples, of which the coordinator has asked for one gradient more."""
-  seen = Told(lease=(1, ((0, 2),)))
-  submission = begin(seen, samples=2)
-  submission.draw()
-  give(submission, seen)
-  seen.answers[0] = Taken(0)
-  submission.on_answer()
-  return submission, seen
-
-
 def draws(seen, spans):
   """A deterministic run of steps of eight samples, in slots of two."""
   seen.lease = (1, spans)
   return begin(seen, samples=2, window=8)
 
 
-def test_a_dropped_addition_leaves_the_partial_sum():
+def test_a_dropped_sum_of_slots_leaves_the_taken_one():
   seen = Told()
   submission = draws(seen, ((0, 2),))
   submission.draw()
   give(submission, seen, 3)
-  seen.lease = (1, ((4, 6),))
+  # A coordinator that has started again has yet to get it.
+  seen.lease = (1, ((0, 2), (4, 6)))
   seen.answers[0] = Taken(0)
   submission.on_answer()
-  submission.draw()
-  assert give(submission, seen, 4).total == 2
+  assert submission.draw() == ((4, 6),)
+  assert give(submission, seen, 4).count == 1
   answer(seen, "returned", 1)
   seen.lease = (1, ((6, 8),))
   assert not submission.waits()
   submission.on_answer()
-  assert (submission.total, submission.partial) == (3, 0)
   assert submission.draw() == ((6, 8),)
   submitted = give(submission, seen, 5)
-  assert (submission.total, submitted.count) == (8, 1)
-  assert submitted.data == ((0, 2), (6, 8))
+  assert (submission.total, submitted.count) == (5, 1)
+  assert submitted.data == ((6, 8),)
   assert submission.counts == {"applied": 0, "returned": 1}
-
-
-def test_a_report_of_a_stale_sum_extends_nothing():
-  seen, submission = partial_sum(max_staleness=0)
-  seen.publish()
-  submitted = give(submission, seen, 4)
-  assert submitted.count == submitted.total
-  # Nor does it have what the coordinator has already.
-  assert (submitted.total, submitted.batches) == (1, "[4]")

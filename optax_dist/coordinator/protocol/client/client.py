@@ -35,6 +35,7 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.ledger import Spans
+from optax_dist.ledger import spans as sp
 
 
 class Client:
@@ -69,7 +70,7 @@ class Client:
     )
     data, k = config.job.data, config.rules.replicas_to_aggregate
     unit = 0 if data is None else data.unit(k)
-    self._assignment = Assignment(unit, self._out)
+    self._assignment = Assignment(unit > 0, self._out)
     self._known = Known(me.process, me.start, unit > 0, self._out)
     self._requests = Requests(me.process, config.deadlines)
     self._waiting = Waiting(config.deadlines.replica)
@@ -182,6 +183,7 @@ class Client:
     self._out.append(fx.Connect(me.coordinator, me.coordinator_address))
     if applier.start is None:
       applier.start = known.offer(applier.step)
+    submitted = [s.data for s in self.submissions.unresolved.values()]
     hello = msg.Hello(
       self._config.job,
       me.replica,
@@ -192,7 +194,7 @@ class Client:
       known.beginnings,
       known.read,
       applier.step if applier.belongs_to_run else -1,
-      self._assignment.lease,
+      sp.union(self._assignment.lease, *submitted),
       me.follows,
       known.since(now),
       known.compute,
@@ -254,16 +256,14 @@ class Client:
       self.incarnation = welcome.incarnation
       self._waiting.begin_anew()
       self._requests.joined()
-    elif is_whole:
-      self._out += self.submissions.new_coordinator()
     self.applier.begin(welcome.origin, welcome.step, welcome.alone)
     if welcome.anew and not first and not self.applier.belongs_to_run:
       text = "the run goes on from another state than that of step"
       text += f" {self.applier.step}, which replica {self._me.replica!r} has"
       self._out.append(fx.Log(text))
     self.applier.report_state()
-    if self.submissions.pending is not None:
-      self._arrive()
+    for submitted in self.submissions.unresolved.values():
+      self._arrive(submitted)
     for request in self._requests.all():
       self._request(request, now)
 
@@ -314,10 +314,10 @@ class Client:
         self.applier.means.announced(message, self.incarnation)
       case msg.Cancel(round_):
         self.applier.means.cancelled(round_)
-      case msg.Dropped(sequence, reason, count, lease, whole):
+      case msg.Dropped(sequence, reason, count, lease):
         self._assignment.lease_to(self.incarnation, lease)
         self._assignment.request(count)
-        self._out += self.submissions.dropped(sequence, reason, whole)
+        self._out += self.submissions.dropped(sequence, reason)
       case msg.RequestGradients(sequence, count, lease):
         self._requested(sequence, count, lease)
       case msg.Call():
@@ -346,11 +346,10 @@ class Client:
     """Takes what to compute next, unless a commit has said otherwise since."""
     deterministic = self._config.deterministic
     if lease or deterministic:
-      self._assignment.lease_to(self.incarnation, lease, more=sequence >= 0)
-    taken = self.submissions.asked_for_more(sequence)
-    if taken or sequence < 0:
+      self._assignment.lease_to(self.incarnation, lease)
+    if sequence < 0 or sequence in self.submissions.unresolved:
       self._assignment.request(count)
-    self._out += taken
+    self._out += self.submissions.asked_for_more(sequence)
 
   def _committed(self, commit: Committed, now: float) -> None:
     if commit.round.step != self._known.read:
@@ -405,34 +404,21 @@ class Client:
       reason = quorum.Reason.LOST
     else:
       self._known.compute = submitted.compute or 0.0
-      self._out += self.submissions.submit(submitted)
-      if self.submissions.pending is submitted:
-        self._arrive()
+      self.submissions.submit(submitted)
+      self._arrive(submitted)
       return
     self._out.append(fx.Resolved(submitted.sequence, reason.value, 0))
 
-  def _arrive(self) -> None:
-    """Sends the pending submission, and begins an early round with it."""
-    pending = self.submissions.pending
-    assert pending is not None
+  def _arrive(self, submitted: msg.SubmitGradient) -> None:
+    """Sends a submission, and begins an early round with it."""
     if not self.connected:
       return  # It will be sent once the coordinator is.
-    count, total = pending.count, pending.total
-    early = None
+    step, early = self.applier.step, None
     if (
-      pending.finite
-      and (count, total) == (1, 1)
-      and pending.local_step == self.applier.step
+      submitted.finite and submitted.count == 1 and submitted.local_step == step
     ):
-      early = self.applier.begin_early(self.incarnation, pending.sequence)
-    self._send(
-      replace(
-        pending,
-        data=self._assignment.last(pending.data, count, total),
-        applied=self.applier.step,
-        early=early,
-      )
-    )
+      early = self.applier.begin_early(self.incarnation, submitted.sequence)
+    self._send(replace(submitted, applied=step, early=early))
 
   # Ends.
 

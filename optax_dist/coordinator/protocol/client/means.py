@@ -96,7 +96,7 @@ class Means:
 
   def _begin(self, message: Round, me: Incarnation) -> None:
     round_ = message.round
-    incarnations = [part.incarnation for part in message.parts]
+    incarnations = [peer.incarnation for peer in message.peers]
     reads = me in [reader.incarnation for reader in message.readers]
     if me not in incarnations and not reads:
       return

@@ -1,14 +1,12 @@
 """One replica's submissions, from the training loop to their outcome.
 
-It tracks the pending submission, the one that is buffered while more gradients
-are requested (a partial sum, with more gradients to aggregate than replicas),
-and those in commits that the replica has yet to apply. Every submission is
-resolved once.
+It tracks those without an outcome (several, with more gradients to aggregate than
+replicas), and those in commits that the replica has yet to apply. Every submission
+is resolved once.
 """
 
 from __future__ import annotations
 
-from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.effects import Effect, Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Committed, Incarnation
 from optax_dist.coordinator.protocol.messages import SubmitGradient
@@ -18,77 +16,52 @@ class Submissions:
   """Submissions and their outcomes.
 
   Attributes:
-    pending: the submission without an answer, or None.
-    taken: the buffered submission that the next one should extend, or None.
+    unresolved: those that are in no commit that was read, and not dropped, in order.
   """
 
   def __init__(self) -> None:
-    self.pending: SubmitGradient | None = None
-    self.taken: SubmitGradient | None = None
+    self.unresolved: dict[int, SubmitGradient] = {}
+    # The one that the training loop waits for; -1 for none.
+    self._pending = -1
     # Outcomes of those in commits, each with the step that is yet to be applied.
     self._counted: list[tuple[int, Resolved]] = []
 
   @property
   def waits(self) -> bool:
     """Whether the training loop waits for an outcome."""
-    return self.pending is not None or bool(self._counted)
+    return self._pending >= 0 or bool(self._counted)
 
-  def submit(self, submitted: SubmitGradient) -> list[Effect]:
-    """Takes a submission; it is pending unless an effect resolves it."""
-    if submitted.count < submitted.total and self.taken is None:
-      return self._supersede(submitted)
-    self.pending = submitted
-    return []
+  def submit(self, submitted: SubmitGradient) -> None:
+    """Takes a submission."""
+    self.unresolved[submitted.sequence] = submitted
+    self._pending = submitted.sequence
 
-  def _supersede(self, larger: SubmitGradient) -> list[Effect]:
-    """Drops a sum that includes one which was decided, after the outcome of that."""
-    outcome = Resolved(larger.sequence, "superseded", 0)
-    if not self._counted:
-      return [outcome]
-    self._counted.append((self._counted[-1][0], outcome))
-    return []
-
-  def find(self, sequence: int) -> SubmitGradient | None:
-    """The submission with this number, if its gradient is still available."""
-    for submitted in (self.pending, self.taken):
-      if submitted is not None and submitted.sequence == sequence:
-        return submitted
-    return None
+  def _forget(self, sequence: int) -> bool:
+    """Removes a submission; returns whether it had no outcome."""
+    if self._pending == sequence:
+      self._pending = -1
+    return self.unresolved.pop(sequence, None) is not None
 
   def asked_for_more(self, sequence: int) -> list[Effect]:
-    """Handles that the pending submission was buffered, and is not enough."""
-    if self.pending is None or self.pending.sequence != sequence:
+    """Handles that a submission was accepted, and is not enough."""
+    if sequence < 0 or sequence != self._pending:
       return []
-    self.taken, self.pending = self.pending, None
+    self._pending = -1
     return [Taken(sequence)]
 
-  def dropped(self, sequence: int, reason: str, whole: bool) -> list[Effect]:
-    """Handles that a submission, or only its addition, was dropped."""
-    pending, taken = self.pending, self.taken
-    if pending is not None and pending.sequence == sequence:
-      if whole:
-        return self.lost(reason)
-      self.pending = None
-    elif taken is not None and taken.sequence == sequence:
-      self.taken = None
-    else:
-      return []
-    return [Resolved(sequence, reason, 0)]
+  def dropped(self, sequence: int, reason: str) -> list[Effect]:
+    """Handles that a submission was dropped."""
+    return [Resolved(sequence, reason, 0)] if self._forget(sequence) else []
 
   def committed(self, commit: Committed, incarnation: Incarnation) -> None:
-    """Handles a commit, in which there may be a submission of this membership."""
+    """Handles a commit, in which there may be submissions of this membership."""
+    step = commit.round.step + 1
+    members = tuple(dict.fromkeys(part.replica for part in commit.parts))
     for part in commit.parts:
-      if part.incarnation != incarnation or self.find(part.sequence) is None:
-        continue  # Or it was given up; see `lost`.
-      last, self.pending, self.taken = self.pending, None, None
-      step = commit.round.step + 1
-      members = tuple(p.replica for p in commit.parts)
-      outcome = Resolved(part.sequence, "", step, members, part.staleness)
-      self._counted.append((step, outcome))
-      if last is not None and last.sequence != part.sequence:
-        # It includes that sum, and a coordinator that has started again can't know it.
-        self._supersede(last)
-      return
+      # It may have been given up; see `lost`.
+      if part.incarnation == incarnation and self._forget(part.sequence):
+        outcome = Resolved(part.sequence, "", step, members, part.staleness)
+        self._counted.append((step, outcome))
 
   def published(self, step: int) -> list[Effect]:
     """Resolves the submissions that count as of this step."""
@@ -97,13 +70,6 @@ class Submissions:
       resolved.append(self._counted.pop(0)[1])
     return resolved
 
-  def new_coordinator(self) -> list[Effect]:
-    """Only the last coordinator had the buffered submission."""
-    if self.pending is None:
-      return self.lost("lost")
-    self.pending = replace(self.pending, count=self.pending.total)
-    return []
-
   def lost(self, reason: str, counted: bool = False) -> list[Effect]:
     """Resolves submissions that are not in a commit that was read.
 
@@ -111,11 +77,11 @@ class Submissions:
       reason: the reason.
       counted: whether to include those in commits that won't be applied.
     """
-    resolved: list[Effect] = []
-    for submitted in (self.taken, self.pending):
-      if submitted is not None:
-        resolved.append(Resolved(submitted.sequence, reason, 0))
-    self.pending = self.taken = None
+    resolved: list[Effect] = [
+      Resolved(sequence, reason, 0) for sequence in self.unresolved
+    ]
+    self.unresolved.clear()
+    self._pending = -1
     if counted:
       resolved += [outcome for _, outcome in self._counted]
       self._counted = []

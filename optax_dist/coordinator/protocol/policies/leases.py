@@ -129,7 +129,8 @@ class LeaseManager(Policy):
     held = self.state.held.get(incarnation)
     return held.out if held is not None else ()
 
-  def data(self, incarnation: Incarnation) -> Spans:
+  def _accepted(self, incarnation: Incarnation) -> Spans:
+    """The samples of a member's accepted gradients."""
     held = self.state.held.get(incarnation)
     return held.accepted if held is not None else ()
 
@@ -165,7 +166,7 @@ class LeaseManager(Policy):
     refusal = ""
     if self._slots is not None:
       refusal = self._slots.admit(incarnation, message, self.now)
-    bad, finite = self._zeros_in(incarnation, message), message.finite
+    bad, finite = self._zeros_in(incarnation, message.data), message.finite
     if bad:
       finite = ledger.are_bad(self.state, incarnation, bad)
     fits = sp.size(message.data) == message.count * self.state.unit
@@ -188,16 +189,14 @@ class LeaseManager(Policy):
   def is_blocked(self, incarnation: Incarnation) -> bool:
     return ledger.is_blocked(self.state, incarnation)
 
-  def _zeros_in(
-    self, incarnation: Incarnation, message: SubmitGradient
-  ) -> Spans:
+  def _zeros_in(self, incarnation: Incarnation, spans: Spans) -> Spans:
     """The slots of a gradient of which its member says that they are zeros."""
     if self._slots is None:
       return ()
-    return self._slots.zeros_in(incarnation, message)
+    return self._slots.zeros_in(incarnation, spans)
 
   def accepted(self, incarnation: Incarnation, message: SubmitGradient) -> bool:
-    zeros = self._zeros_in(incarnation, message)
+    zeros = self._zeros_in(incarnation, message.data)
     if zeros:
       self._count(incarnation, sp.size(zeros) // self.state.unit)
     self._step(ledger.Accept(incarnation, message.data, zeros))
@@ -218,9 +217,12 @@ class LeaseManager(Policy):
       self._step(ledger.Swap(incarnation))
       self._pending.pop(incarnation, None)
       return self.lease(incarnation)
-    spans = message.data if arriving else self.data(incarnation)
+    spans = self._accepted(incarnation)
+    if arriving:
+      # What it has sent before is still accepted.
+      spans = sp.minus(message.data, spans)
     # Also if others have it by now: it must not speak against who found the same.
-    bad = self._zeros_in(incarnation, message) if message.finite else spans
+    bad = self._zeros_in(incarnation, spans) if message.finite else spans
     if reason == quorum.Reason.NON_FINITE:
       zeros = sp.size(bad) // self.state.unit if message.finite else 1
       self._count(incarnation, zeros)
@@ -280,8 +282,9 @@ class LeaseManager(Policy):
     seconds: float,
   ) -> Next:
     # The next leases are sent with the commit, so they cost no message.
-    held = tuple([(part.incarnation, part.data) for part in parts])
-    first = [p.incarnation for p in parts if p.incarnation in tokens]
+    owners = dict.fromkeys(part.incarnation for part in parts)
+    held = tuple([(i, self._accepted(i)) for i in owners])
+    first = [i for i in owners if i in tokens]
     requested = {i: tokens[i] for i in (*first, *tokens)}
     skipped = self.state.abandoned
     if self._slots is not None:
@@ -292,7 +295,7 @@ class LeaseManager(Policy):
     requests = [ledger.Ask(i, max(1, count)) for i, count in requested.items()]
     self._step(ledger.Commit(held, skipped), *requests)
     # Who has nothing to compute yet must not go on with its old lease.
-    leases: dict[Incarnation, Spans] = {p.incarnation: () for p in parts}
+    leases: dict[Incarnation, Spans] = dict.fromkeys(owners, ())
     leases |= {i: self.lease(i) for i in self._pending}
     self._pending.clear()
     return Next(tuple(map(Leased, leases, leases.values())), skipped)

@@ -169,10 +169,6 @@ class Policy:
     """
     return ""
 
-  def data(self, incarnation: Incarnation) -> Spans:
-    """The samples of a member's accepted gradient."""
-    return ()
-
   def weigh(
     self, parts: tuple[Part, ...], messages: Sequence[SubmitGradient]
   ) -> tuple[Part, ...]:

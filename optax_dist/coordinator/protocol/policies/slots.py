@@ -158,21 +158,22 @@ class Slots:
       sent = audit.unpack(message.work)
     except ValueError as error:
       return str(error)
-    self._zeros[incarnation] = sp.union(
+    zeros = [
       (position, position + self._unit)
       for position, digest in sent.items()
       if digest == audit.NOT_FINITE
-    )
+    ]
+    # It may have computed them before, and others besides.
+    before = sp.minus(self._zeros.get(incarnation, ()), data)
+    self._zeros[incarnation] = sp.union(before, zeros)
     if self._audit is None:
       return ""
     return self._audit.arrived(incarnation, data, sent)
 
-  def zeros_in(
-    self, incarnation: Incarnation, message: SubmitGradient
-  ) -> Spans:
+  def zeros_in(self, incarnation: Incarnation, spans: Spans) -> Spans:
     """The slots of a gradient of which its member says that they are zeros."""
     zeros = self._zeros.get(incarnation, ())
-    return sp.common(zeros, sp.union(message.data)) if zeros else ()
+    return sp.common(zeros, sp.union(spans)) if zeros else ()
 
   def skipped(self, parts: tuple[Part, ...]) -> Spans:
     """The samples that a step names because their gradients were not finite."""

@@ -133,7 +133,7 @@ def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
   work = WORK.decode(sent.work)
   assert (work.tokens, work.steps) == (8, 2)
   assert (work.late, work.begins) == (0, True)
-  assert (sent.total, sent.finite) == (1, True)
+  assert (sent.count, sent.finite) == (1, True)
   # It has one round to contribute to, and the others are not asked to wait.
   assert driven.step(5)[:4] == (True, "", 0, ())
   assert len(driven.given) == 1

@@ -57,7 +57,7 @@ class Driven:
     self.say(peer, call)
 
   def arrive(self, peer, sequence, step, payload, work=b""):
-    gradient = (sequence, 0, step, 1, 1, True, payload)
+    gradient = (sequence, 0, step, 1, True, payload)
     sent = msg.SubmitGradient(*gradient, applied=step, work=work)
     self.say(peer, sent)
 

@@ -8,9 +8,9 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 
-SUBMITTED = msg.SubmitGradient(0, 1, 0, 1, 1, True)
+SUBMITTED = msg.SubmitGradient(0, 1, 0, 1, True)
 # The same, of another process.
-READY = msg.SubmitGradient(0, 1, 0, 1, 1, True, b"", "[7]", 0.5)
+READY = msg.SubmitGradient(0, 1, 0, 1, True, b"", "[7]", 0.5)
 
 
 class Core:
@@ -58,7 +58,7 @@ class Replica:
 def test_a_gradient_is_finite_where_all_of_it_is():
   replica = Replica()
   replica.hear(2, READY)
-  replica.hear(1, msg.SubmitGradient(0, 1, 0, 1, 1, False))
+  replica.hear(1, msg.SubmitGradient(0, 1, 0, 1, False))
   replica.give(SUBMITTED)
   assert not replica.core.given[0].finite
 

@@ -11,7 +11,7 @@ from optax_dist.ledger import spans as sp
 
 
 def arrive(spans, count=1):
-  return msg.SubmitGradient(0, 0, 0, count, count, True, data=spans)
+  return msg.SubmitGradient(0, 0, 0, count, True, data=spans)
 
 
 class Step:

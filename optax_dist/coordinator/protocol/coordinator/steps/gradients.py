@@ -37,8 +37,8 @@ class Gradients:
   """Gradients on their way into a step, and what else its commit has.
 
   Attributes:
-    accepted: those that are accepted and not committed, at most one for each
-      member.
+    accepted: those that are accepted and not committed, of each member on the same
+      parameters.
     dropped: how many were dropped, by reason.
     saving: whether all are to save the next state.
   """
@@ -52,7 +52,7 @@ class Gradients:
       history: says what was dropped, and which requests were in a commit.
     """
     self._config, self._policy, self._history = config, policy, history
-    self.accepted: dict[Incarnation, Arrival] = {}
+    self.accepted: dict[Incarnation, list[Arrival]] = {}
     self.dropped = dict(history.dropped)
     self.saving = False
     # Hyperparameters to set with the next commit, by the process that asked.
@@ -61,31 +61,36 @@ class Gradients:
   @property
   def first(self) -> float:
     """When the first accepted one came; infinity for none."""
-    return min((a.at for a in self.accepted.values()), default=math.inf)
+    # A member's are in the order in which they came.
+    return min((a[0].at for a in self.accepted.values()), default=math.inf)
+
+  def of(self, members: Iterable[Incarnation]) -> list[Arrival]:
+    """The accepted ones of some members, each in the order in which they came."""
+    return [arrival for i in members for arrival in self.accepted[i]]
 
   def drop(
     self, drop: quorum.Drop, arriving: Arrival | None
-  ) -> tuple[Arrival, str]:
-    """A gradient is dropped.
+  ) -> tuple[list[Arrival], str]:
+    """A member's gradients are dropped.
 
     Args:
       drop: the decision.
       arriving: the gradient that the rules were asked about, if any.
 
     Returns:
-      The dropped one, and the reason.
+      The dropped ones, and the reason.
     """
     reason = drop.reason
     new = reason is not quorum.Reason.SUPERSEDED
     if new and arriving and arriving.incarnation == drop.incarnation:
-      arrival = arriving
+      arrivals = [arriving]
     else:
-      arrival = self.accepted.pop(drop.incarnation)
-    if reason is quorum.Reason.NON_FINITE and arrival.finite:
+      arrivals = self.accepted.pop(drop.incarnation)
+    if reason is quorum.Reason.NON_FINITE and arrivals[0].finite:
       reason = quorum.Reason.RETURNED
     count = self.dropped.get(reason.value, 0) + drop.count
     self.dropped[reason.value] = count
-    return arrival, reason.value
+    return arrivals, reason.value
 
   def set_hyperparams(self, change: Change) -> None:
     """Sets them with the next commit, unless a commit has done so."""
@@ -101,21 +106,24 @@ class Gradients:
 
   def parts(self, members: Iterable[quorum.Contribution]) -> tuple[Part, ...]:
     """The gradients of a step, as members are told of them."""
-    parts = tuple([self._part(c) for c in members])
-    arrived = [self.accepted[part.incarnation].message for part in parts]
-    return self._policy.weigh(parts, arrived)
-
-  def _part(self, c: quorum.Contribution) -> Part:
-    return Part(
-      c.incarnation,
-      c.replica,
-      self.accepted[c.incarnation].message.sequence,
-      c.local_step,
-      c.staleness,
-      c.count,
-      c.weight,
-      self._policy.data(c.incarnation),
-    )
+    parts, arrived = [], []
+    for c in members:
+      for arrival in self.accepted[c.incarnation]:
+        message = arrival.message
+        arrived.append(message)
+        parts.append(
+          Part(
+            c.incarnation,
+            c.replica,
+            message.sequence,
+            c.local_step,
+            c.staleness,
+            message.count,
+            c.weight,
+            message.data,
+          )
+        )
+    return self._policy.weigh(tuple(parts), arrived)
 
   def commit(
     self,
@@ -137,7 +145,10 @@ class Gradients:
     else:
       parts, id_ = ended.message.parts, ended.id
       seconds = now - ended.began
-    arrivals = [self.accepted.pop(part.incarnation) for part in parts]
+    owners = dict.fromkeys(part.incarnation for part in parts)
+    arrivals = self.of(owners)
+    for incarnation in owners:
+      del self.accepted[incarnation]
     # Microseconds: with hundreds of members each digit counts.
     details = [
       Details(a.message.batches, a.message.compute, round(now - a.at, 6))

@@ -203,11 +203,9 @@ class Intake:
       state = self._members.get(requested.incarnation)
       if state is None:
         continue
-      arrival = self._gradients.accepted.get(requested.incarnation)
-      extends = -1 if arrival is None else arrival.message.sequence
-      request = msg.RequestGradients(
-        extends, requested.gradients, requested.lease
-      )
+      accepted = self._gradients.accepted.get(requested.incarnation)
+      last = accepted[-1].message.sequence if accepted else -1
+      request = msg.RequestGradients(last, requested.gradients, requested.lease)
       self._out.notify(state, request)
 
   def call(self, step: int) -> None:
@@ -267,7 +265,7 @@ class Intake:
     if self._config.rules.alone:
       # Two that arrive meanwhile would be averaged, not applied one by one.
       return round_ is None
-    # If the round fails, what this one extends or replaces is accepted again.
+    # If the round fails, what this one adds to or replaces is accepted again.
     return round_ is None or not round_.has(state.member.replica)
 
   def _all_connected(self) -> bool:
@@ -295,17 +293,13 @@ class Intake:
       self._count(state)
     state.sequence = message.sequence
     local_step, ruling = message.local_step, self._ruling
-    held = ruling.state.accepted.get(replica)
-    buffered = held.count if held and held.local_step == local_step else 0
     finite = check.finite
     if self._is_fresh(local_step) and finite:
-      # For the rules, a gradient on another replica's samples is as bad as NaN, and so
-      # is one that extends a sum which was decided in the meantime.
-      finite = check.fits and buffered + message.count == message.total
+      # For the rules, a gradient on another replica's samples is as bad as NaN.
+      finite = check.fits
       size, expected = len(message.payload), 0
       if finite:
-        before = self._policy.data(incarnation) if buffered else ()
-        expected = self._config.inline_size((*before, *message.data))
+        expected = self._config.inline_size(message.data)
       if finite and size != expected:
         why = f"it sent a gradient of {size:,} bytes, not {expected:,}"
         self._consequences.append(Evict(incarnation, why))
@@ -326,7 +320,7 @@ class Intake:
   def _check_gradient(
     self, state: MemberState, message: msg.SubmitGradient
   ) -> GradientCheck:
-    if message.sequence <= state.sequence or message.count > message.total:
+    if message.sequence <= state.sequence:
       return GradientCheck("a submission out of order", False)
     if message.local_step > self._ruling.step:
       return GradientCheck("a gradient for a future step", False)

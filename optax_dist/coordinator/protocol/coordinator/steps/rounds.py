@@ -180,12 +180,13 @@ class Rounds:
   def _announce(
     self, step: int, number: int, parts: tuple[Part, ...], now: float
   ) -> None:
-    owners = [self._members[part.incarnation] for part in parts]
+    of = dict.fromkeys(part.incarnation for part in parts)
+    owners = [self._members[incarnation] for incarnation in of]
     readers, lag = self._readers(step, {id(state) for state in owners})
     witness = None
     # The only copy of a committed step would be lost with its process; and
     # somebody must have the state that it is applied to.
-    if len(parts) == 1 or not any(s.has(step) for s in owners):
+    if len(owners) == 1 or not any(s.has(step) for s in owners):
       able = [s for s in readers if not s.needs]
       key = lambda s: (s.applied, s.member.incarnation)
       best = max(able, key=key, default=None)
@@ -277,8 +278,8 @@ class Rounds:
     """The members that must have the mean, and have not said that they have."""
     if self.current is None:
       return ()
-    parts = self.current.message.parts
-    return tuple(p.replica for p in parts if self.current.awaits(p.incarnation))
+    peers, awaits = self.current.message.peers, self.current.awaits
+    return tuple(peer.replica for peer in peers if awaits(peer.incarnation))
 
   def check(self, now: float) -> None:
     """Announces a round again that was early, or has waited for the state."""

@@ -260,7 +260,7 @@ class Steps:
 
   def _accept(self, arriving: Arrival) -> None:
     incarnation, message = arriving.incarnation, arriving.message
-    self.gradients.accepted[incarnation] = arriving
+    self.gradients.accepted.setdefault(incarnation, []).append(arriving)
     state = self._members[incarnation]
     state.not_finite = state.named_at = 0
     if self.policy.accepted(incarnation, message):
@@ -301,8 +301,8 @@ class Steps:
     # Who has begun the early round waits for this one.
     self.rounds.void_early()
     incarnation = drop.incarnation
-    arrival, reason = self.gradients.drop(drop, arriving)
-    message, is_new = arrival.message, arrival is arriving
+    arrivals, reason = self.gradients.drop(drop, arriving)
+    message, is_new = arrivals[-1].message, arrivals[-1] is arriving
     state = self._members.get(incarnation)
     requested = tokens.pop(drop.replica, None)
     lease = self.policy.dropped(
@@ -312,31 +312,31 @@ class Steps:
     if is_new and state is not None and not finished:
       self._delivered(state, reason, drop.count)
     # That the run has finished is told by its end alone.
-    if state is not None and drop.reason is not quorum.Reason.FINISHED:
-      whole = not is_new or message.count == message.total
-      count, sequence = requested or 1, message.sequence
-      self._out.notify(
-        state, msg.Dropped(sequence, reason, count, lease, whole)
+    notified = state if drop.reason is not quorum.Reason.FINISHED else None
+    for arrival in arrivals:
+      message = arrival.message
+      if notified is not None:
+        dropped = msg.Dropped(message.sequence, reason, requested or 1, lease)
+        self._out.notify(notified, dropped)
+      self._out.note(
+        journal_events.Drop(
+          self.step,
+          drop.replica,
+          drop.local_step,
+          message.count,
+          reason,
+          incarnation,
+          message.batches or None,
+          message.compute,
+          self.policy.now - arrival.at,
+          message.timings,
+        )
       )
-    self._out.note(
-      journal_events.Drop(
-        self.step,
-        drop.replica,
-        drop.local_step,
-        drop.count,
-        reason,
-        incarnation,
-        message.batches or None,
-        message.compute,
-        self.policy.now - arrival.at,
-        message.timings,
-      )
-    )
 
   def _start(self, start: quorum.StartRound) -> None:
     parts = self.gradients.parts(start.members)
-    accepted = self.gradients.accepted
-    early = [accepted[part.incarnation].message.early for part in parts]
+    arrivals = self.gradients.of(c.incarnation for c in start.members)
+    early = [arrival.message.early for arrival in arrivals]
     self.ruling.apply(
       *self.rounds.begin(start.step, start.round, parts, early, self.policy.now)
     )
