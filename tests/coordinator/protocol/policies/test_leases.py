@@ -136,7 +136,7 @@ def test_zeros_that_are_not_needed_any_more_speak_against_nobody():
   step = Step(0, 1, slots=2)
   (slot,) = step.leases[0]
   work = audit.pack(slot[0], audit.NOT_FINITE)
-  zeros = msg.SubmitGradient(0, 0, 0, 1, 1, True, data=(slot,), work=work)
+  zeros = msg.SubmitGradient(0, 0, 0, 1, True, data=(slot,), work=work)
   assert not step.lends.check_gradient(0, zeros).finite  # One is not enough.
   step.lends.dropped(0, zeros, True, 1, quorum.Reason.NON_FINITE)
   assert step.bring(1, 1.0)[1] == (slot,)
