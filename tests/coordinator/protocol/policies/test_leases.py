@@ -61,7 +61,8 @@ class Step:
   def commit(self, now):
     """The step is committed; returns the leases of the next one."""
     self.lends.now = now
-    held = {m: self.lends.state.held[m].accepted for m in self.leases}
+    known = self.lends.state.held
+    held = {m: known[m].accepted if m in known else () for m in self.leases}
     parts = tuple(
       entries.Part(m, m, 0, 0, 0, sp.size(spans), 1.0, sp.union(spans))
       for m, spans in held.items()
