@@ -44,16 +44,8 @@ def test_no_name_is_hidden_by_a_module(package):
   assert not (set(package.__all__) - own) & modules
 
 
-def test_dir_lists_public_names_before_their_first_use():
-  code = (
-    "import optax_dist as o; assert {*o.__all__} <= {*dir(o)};"
-    "assert {'coordinator', 'ledger', 'simulate', 'states'} <= {*o.__all__}"
-  )
-  subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
-
-
 def _prints(code):
-  """What a program prints, in a process of its own."""
+  """The lines that a program prints, as words, in a process of its own."""
   done = subprocess.run(
     [sys.executable, "-c", code],
     check=True,
@@ -61,73 +53,69 @@ def _prints(code):
     capture_output=True,
     text=True,
   )
-  return done.stdout.split()
+  return [line.split() for line in done.stdout.splitlines()]
 
 
-@_PACKAGES
-def test_dir_shows_what_is_public_and_nothing_else(package):
-  """Before its names are used, and afterwards."""
-  code = f"""
-import {package.__name__} as package
-print(*dir(package))
-for name in package.__all__:
-  getattr(package, name)
-print(*dir(package))
-"""
-  assert _prints(code) == 2 * sorted(package.__all__)
-
-
-@pytest.mark.parametrize(
-  ("package", "other"),
-  [("transforms", "coordinator"), ("coordinator", "transforms")],
-)
-def test_no_module_of_transforms_or_coordinator_loads_the_other(package, other):
-  code = f"""
-import importlib, pkgutil, sys
-import optax_dist
-from optax_dist import {package} as package
-for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-  if not found.name.endswith("__main__"):
-    importlib.import_module(found.name)
-print(*(m for m in sys.modules if m.startswith("optax_dist.")))
-"""
-  loaded = _prints(code)
-  assert f"optax_dist.{package}" in loaded
-  assert len(loaded) > 10
-  prefix = f"optax_dist.{other}"
-  assert not [m for m in loaded if m == prefix or m.startswith(f"{prefix}.")]
-
-
-def test_the_coordinator_loads_no_optional_part():
-  code = """
-import importlib, pkgutil, sys
-from optax_dist import coordinator as package
-extras = package.__name__ + ".extras"
-for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-  if found.name != extras and found.ispkg:
-    for inner in pkgutil.walk_packages(
-      importlib.import_module(found.name).__path__, found.name + "."
-    ):
-      if not inner.name.endswith("__main__"):
-        importlib.import_module(inner.name)
-  elif found.name != extras:
-    importlib.import_module(found.name)
-print(*(m for m in sys.modules if m.startswith("optax_dist.")))
-"""
-  loaded = _prints(code)
-  assert "optax_dist.coordinator.joining" in loaded
-  assert "optax_dist.coordinator.protocol.client.client" in loaded
-  assert not [m for m in loaded if "coordinator.extras" in m]
-
-
-def test_the_package_alone_loads_no_module_of_its_rooms():
-  code = "import sys, optax_dist; print(*sys.modules)"
-  result = [m for m in _prints(code) if m.startswith("optax_dist")]
-  assert sorted(result) == [
+def test_dir_shows_what_is_public_and_nothing_else():
+  """Before its names are used, and afterwards; the package alone loads nothing."""
+  first, *shown = _prints("""
+import sys, optax_dist
+print(*(m for m in sys.modules if m.startswith("optax_dist")))
+print(*dir(optax_dist))
+from optax_dist import coordinator, ledger, states
+packages = optax_dist, coordinator, ledger, states
+for package in packages:
+  print(*dir(package))
+for package in packages:
+  for name in package.__all__:
+    getattr(package, name)
+  print(*dir(package))
+""")
+  assert sorted(first) == [
     "optax_dist",
     "optax_dist._internal",
     "optax_dist._internal.lazy",
   ]
+  public = [
+    sorted(p.__all__) for p in (optax_dist, coordinator, ledger, states)
+  ]
+  assert shown == [public[0], *public, *public]
+  assert {"coordinator", "ledger", "simulate", "states"} <= {*public[0]}
+
+
+_LOADS = """
+import importlib, pkgutil, sys
+def load(package, but=""):
+  for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+    if found.name != but and not found.name.endswith("__main__"):
+      module = importlib.import_module(found.name)
+      if found.ispkg:
+        load(module)
+def show():
+  print(*(m for m in sys.modules if m.startswith("optax_dist.")))
+"""
+
+
+def test_no_module_of_transforms_loads_the_coordinator():
+  load = "from optax_dist import transforms\nload(transforms)\nshow()"
+  (loaded,) = _prints(_LOADS + load)
+  assert "optax_dist.transforms.cross_shard" in loaded
+  assert not [m for m in loaded if m.startswith("optax_dist.coordinator")]
+
+
+def test_the_coordinator_loads_no_transform_and_no_optional_part():
+  without, whole = _prints(f"""{_LOADS}
+from optax_dist import coordinator
+load(coordinator, but="optax_dist.coordinator.extras")
+show()
+load(coordinator)
+show()
+""")
+  assert "optax_dist.coordinator.joining" in without
+  assert "optax_dist.coordinator.protocol.client.client" in without
+  assert not [m for m in without if "coordinator.extras" in m]
+  assert "optax_dist.coordinator.extras.groups.group" in whole
+  assert not [m for m in whole if m.startswith("optax_dist.transforms")]
 
 
 def test_a_module_needs_no_import_of_its_own():
@@ -141,9 +129,9 @@ def test_unknown_names_raise_an_attribute_error(name):
     getattr(optax_dist, name)
 
 
-@pytest.mark.parametrize(
-  "module",
-  [
+def test_modules_that_do_not_need_jax_do_not_import_it():
+  """None of those before does, if one is named."""
+  modules = [
     "optax_dist",
     "optax_dist.cli.main",
     "optax_dist.coordinator.launch.launcher",
@@ -153,10 +141,11 @@ def test_unknown_names_raise_an_attribute_error(name):
     "optax_dist.coordinator.extras.groups.worker_rank",
     "optax_dist.coordinator.extras.groups.rank_zero",
     "optax_dist.coordinator.server.__main__",
-  ],
-)
-def test_modules_that_do_not_need_jax_do_not_import_it(module):
-  code = (
-    f"import sys, {module}; assert not {{'jax', 'optax'}} & {{*sys.modules}}"
-  )
-  subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+  ]
+  result = _prints(f"""
+import importlib, sys
+for name in {modules}:
+  importlib.import_module(name)
+  print(name, *({{"jax", "optax"}} & {{*sys.modules}}))
+""")
+  assert result == [[name] for name in modules]

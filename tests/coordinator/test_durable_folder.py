@@ -50,13 +50,3 @@ def test_a_folder_whose_writing_fails_is_not_there(tmp_path):
   with pytest.raises(ZeroDivisionError):
     write()
   assert not list(tmp_path.iterdir())
-
-
-def test_an_existing_folder_is_not_replaced(tmp_path):
-  path = tmp_path / "folder"
-  with _durable_folder(path) as new:
-    new.mkdir()
-    (new / "file").write_text("first")
-  with pytest.raises(FileExistsError), _durable_folder(path) as new:
-    new.mkdir()
-  assert (path / "file").read_text() == "first"

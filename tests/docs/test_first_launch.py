@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import compiling
 import hosts as host_maker
 import pytest
 from waiting import until
@@ -50,17 +51,21 @@ def _environment(folder):
   here = {k: v for k, v in os.environ.items() if k not in named}
   # The packages are this environment's; so is what builds the wheel.
   packages = next(p for p in sys.path if p.endswith("site-packages"))
-  return here | {
-    "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-    "PYTHONPATH": packages,
-    "PIP_NO_INDEX": "1",
-    "PIP_NO_BUILD_ISOLATION": "false",  # pip's way to write --no-...
-    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    "JAX_PLATFORMS": "cpu",
-    # As the page advises.
-    "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-  }
+  return (
+    here
+    | compiling.as_here()
+    | {
+      "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+      "PYTHONPATH": packages,
+      "PIP_NO_INDEX": "1",
+      "PIP_NO_BUILD_ISOLATION": "false",  # pip's way to write --no-...
+      "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+      "JAX_PLATFORMS": "cpu",
+      # As the page advises.
+      "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
+  )
 
 
 def _run(name, folder):

@@ -173,7 +173,7 @@ def any_trainer(output, name, *flags, steps, start=subprocess.run, **options):
       *(sys.executable, "-m", "optax_dist", "launch", "--output", str(output)),
       *(*flags, str(_FOLDER / name), "--steps", str(steps), "--pause", "0.05"),
     ],
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+    env=_ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": "1"},
     cwd=_FOLDER.parent,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,

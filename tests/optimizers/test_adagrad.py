@@ -1,7 +1,5 @@
 """Tests of Adagrad, its dual averaging form and Adadelta."""
 
-import functools
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,17 +28,6 @@ def test_adagrad_da_forgets_where_it_started():
   want = [0.0, 0.0, -0.5 * 0.3 / np.sqrt(0.1 + 0.3**2)]
   np.testing.assert_allclose(params + updates, want, atol=2e-3)
   assert not (params + updates)[:2].any()
-
-
-@pytest.mark.parametrize("strength", [0.0, 0.05])
-def test_an_l1_strength_that_is_traced_counts_even_if_it_is_zero(strength):
-  params, grads = jnp.array([1.0, -1.0]), jnp.array([0.3, 0.2])
-  make = functools.partial(optimizers.adagrad_da, 0.1)
-  plain = make(l1_regularization_strength=strength)
-  traced = make(l1_regularization_strength=jnp.float32(strength))
-  want, _ = plain.update(grads, plain.init(params), params)
-  got, _ = traced.update(grads, traced.init(params), params)
-  np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_errors():

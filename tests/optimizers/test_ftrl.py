@@ -28,25 +28,6 @@ def test_nothing_accumulated_and_no_gradient_is_zero_not_nan():
     assert params.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.05])
-@pytest.mark.parametrize(
-  "name",
-  [
-    "l1_regularization_strength",
-    "l2_shrinkage_regularization_strength",
-    "learning_rate_power",
-  ],
-)
-def test_a_number_that_is_traced_counts_even_if_it_is_zero(name, strength):
-  params, grads = jnp.array([1.0, -1.0]), jnp.array([0.3, 0.2])
-  value = -strength if name == "learning_rate_power" else strength
-  plain = optimizers.ftrl(0.1, **{name: value})
-  traced = optimizers.ftrl(0.1, **{name: jnp.float32(value)})
-  want, _ = plain.update(grads, plain.init(params), params)
-  got, _ = traced.update(grads, traced.init(params), params)
-  np.testing.assert_allclose(got, want, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [

@@ -1,26 +1,12 @@
 """Tests of proximal gradient descent and Adagrad."""
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from optax_dist import optimizers
 from optax_dist.sparse import indexed_slices
 
 _BOTH = [optimizers.proximal_gradient_descent, optimizers.proximal_adagrad]
-
-
-@pytest.mark.parametrize("make", _BOTH)
-@pytest.mark.parametrize("strength", [0.0, 0.05])
-def test_an_l1_strength_that_is_traced_counts_even_if_it_is_zero(
-  make, strength
-):
-  params, grads = jnp.array([1.0, -1.0]), jnp.array([0.3, 0.2])
-  plain = make(0.1, l1_regularization_strength=strength)
-  traced = make(0.1, l1_regularization_strength=jnp.float32(strength))
-  want, _ = plain.update(grads, plain.init(params), params)
-  got, _ = traced.update(grads, traced.init(params), params)
-  np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("make", _BOTH)

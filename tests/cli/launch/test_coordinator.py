@@ -171,20 +171,3 @@ def test_no_command_line_and_no_line_shows_a_password(start):
   waiting.until(lambda: "It waits for etcd" in text(), text)
   waiting.until(lambda: len(_command_lines(launcher.pid)) >= 3, text)
   assert "hidden" not in "".join([text(), *_command_lines(launcher.pid)])
-
-
-def test_another_secret_ends_a_launcher_at_once(start, tmp_path):
-  """It would be refused again and again."""
-  address = f"127.0.0.1:{addresses.free_ports()[0]}"
-  (tmp_path / "secret").write_text("another secret of enough bytes")
-  start(
-    *("coordinator", "--address", address, "--output", tmp_path / "own"),
-    *("--secret-file", "secret"),
-  )
-  launcher, text = start(
-    *("launch", "--replicas", 1, "--no-coordinator", "--address", address),
-    *("--nodes", 1, "--node-rank", 0, "train.py", 10),
-  )
-  assert launcher.wait(120.0) == 1, text()
-  assert "refuses this launcher: it has another secret" in text()
-  assert "starts again" not in text()

@@ -122,7 +122,8 @@ def test_another_secret_ends_that_launcher_at_once(job):
   _joined(text)
   wrong = job.launch(1, secret="another secret of enough bytes")
   _ends(1, wrong)
-  assert "another secret, or another run" in wrong[1]()
+  said = "refuses this launcher: it has another secret, or another run"
+  assert said in wrong[1]()
   assert "starts again" not in wrong[1]()
   _ends(0, (first, text), job.launch(1))
 

@@ -137,6 +137,31 @@ def test_traced_numbers_are_as_plain_ones_for_leaves_of_mixed_dtypes(name):
       )
 
 
+@pytest.mark.parametrize(
+  "make",
+  [
+    functools.partial(make, **{name: strength})
+    for make, name in (
+      (optimizers.adagrad_da, "l1_regularization_strength"),
+      (optimizers.ftrl, "l1_regularization_strength"),
+      (optimizers.ftrl, "l2_shrinkage_regularization_strength"),
+      (optimizers.ftrl, "learning_rate_power"),
+      (optimizers.proximal_adagrad, "l1_regularization_strength"),
+      (optimizers.proximal_gradient_descent, "l1_regularization_strength"),
+    )
+    for strength in (0.0, -0.05 if name == "learning_rate_power" else 0.05)
+  ],
+  ids=lambda make: f"{make.func.__name__} {make.keywords}",
+)
+def test_a_number_that_is_traced_counts_even_if_it_is_zero(make):
+  params, grads = jnp.array([1.0, -1.0]), jnp.array([0.3, 0.2])
+  ((name, strength),) = make.keywords.items()
+  plain, traced = make(0.1), make(0.1, **{name: jnp.float32(strength)})
+  want, _ = plain.update(grads, plain.init(params), params)
+  got, _ = traced.update(grads, traced.init(params), params)
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def _equations(jaxpr):
   for equation in jaxpr.eqns:
     yield equation
