@@ -522,7 +522,8 @@ class Checker:
     is_useless = lambda p: p.index in bad or p.step < commit.round.step
     if away or any(map(is_useless, others)):
       return  # The step needs somebody in its place.
-    ready = max(at[name] for name in known)
+    # While there is no coordinator, it is that which all wait for.
+    ready = max(self.epoch_at, *(at[name] for name in known))
     most = setting.compiling / 2
     if setting.policy is not None:
       # Learners train on while a round's window is open.
