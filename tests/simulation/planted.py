@@ -291,7 +291,7 @@ FAULTS = (
     "a witness counts that is lost",
     f"{_COORDINATOR}.steps.rounds",
     "Rounds.lost",
-    "self._witness_lost(current)",
+    "self._witness_lost(current, member.replica)",
     "current.go_without(incarnation)",
     Outage("cut members"),
   ),
