@@ -8,7 +8,6 @@ clock.
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import os
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from optax_dist.coordinator import files
 from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.codec import Finite
 
@@ -62,6 +62,7 @@ class Journal:
 
   Attributes:
     path: the file.
+    begun: whether it has a run.
     step: the last committed step of its last run.
     ended: whether it has the end of that run.
 
@@ -92,15 +93,21 @@ class Journal:
         be appended to.
     """
     self.path = pathlib.Path(path)
-    if not (self.path.is_file() or self.path.is_dir()) and self.path.exists():
-      raise OSError(errno.EINVAL, "A journal is a regular file", str(self.path))
+    files.check_regular(path)
     self._clock = clock
     self._file = self.path.open("a+b", buffering=0)
     records = _last_records(self._file)
     self._start = clock() - _now(self._file, records)
-    self.step, self.ended = -1, False
+    self.begun, self.step, self.ended = False, -1, False
     for record in records:
       self._note(record)
+
+  @property
+  def is_gone(self) -> bool:
+    """Whether the file has been deleted, moved or emptied."""
+    file = self._file.fileno()
+    is_empty = self.begun and not os.fstat(file).st_size
+    return is_empty or not files.is_at(self.path, file)
 
   def time(self) -> float:
     """Seconds since the run's start."""
@@ -140,7 +147,7 @@ class Journal:
     self._note(record)
 
   def _note(self, record: Record) -> None:
-    self.ended = record["kind"] == "finish"
+    self.begun, self.ended = True, record["kind"] == "finish"
     if record["kind"] == "run":
       self.step = record["step"] - 1
     elif record["kind"] == "commit":
@@ -242,6 +249,7 @@ def add(path: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
   Raises:
     OSError: it cannot be read or written.
   """
+  files.check_regular(path)
   with pathlib.Path(path).open("a+b", buffering=0) as file:
     records = _last_records(file)
     if records:

@@ -150,9 +150,14 @@ def _journal(args: argparse.Namespace) -> pathlib.Path | None:
     if args.resume:
       raise errors.CommandError("launch: --resume needs --output")
     return None
+  # Imports nothing slow.
+  from optax_dist.coordinator import files
+
   path = pathlib.Path(args.output, options.JOURNAL)
   try:
     args.output.mkdir(parents=True, exist_ok=True)
+    for name in (options.JOURNAL, options.LOG):
+      files.check_regular(args.output / name)
     path.open("ab").close()
   except FileExistsError as error:
     raise errors.CommandError(
@@ -196,5 +201,6 @@ def _locked(folder: pathlib.Path, rank: int) -> locks.Lock:
 
 def _unwritable(folder: pathlib.Path, error: OSError) -> errors.CommandError:
   return errors.CommandError(
-    f"launch: --output {folder}: can't be written: {error.strerror}"
+    f"launch: --output {folder}: {error.filename or 'it'} can't be written:"
+    f" {error.strerror}"
   )

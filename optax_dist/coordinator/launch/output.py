@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import io
+import os
 import pathlib
 import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 # Called with a label, a line, and whether it is from standard error.
 Echo: TypeAlias = Callable[[str, str, bool], None]
@@ -32,6 +34,11 @@ def echo(label: str, line: str, error: bool) -> None:
     signal.raise_signal(signal.SIGHUP)
   except OSError:
     pass
+
+
+def _opened(path: str, flags: int) -> int:
+  """Opens a file; one that is a pipe which nobody reads is an error, and no wait."""
+  return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 class OutputRelay:
@@ -66,7 +73,7 @@ class OutputRelay:
     self._label, self._echo = label, echo
     self._rest = {False: b"", True: b""}
     self._tail: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
-    self._file: BinaryIO | None = None
+    self._file: io.FileIO | None = None
     # Bytes since the file could not be written.
     self._missing = 0
     self._path: pathlib.Path | None = None
@@ -81,7 +88,7 @@ class OutputRelay:
       return
     try:
       if self._file is None:
-        self._file = self._path.open("ab", buffering=0)
+        self._file = io.FileIO(self._path, "ab", opener=_opened)
       if self._missing:
         gap = f"\n--- {self._missing} bytes are missing here\n".encode()
         self._write(self._file, gap)
@@ -94,7 +101,7 @@ class OutputRelay:
         self._echo(self._label, f"its log ends here: {why}", True)
       self._missing += len(data)
 
-  def _write(self, file: BinaryIO, data: bytes) -> None:
+  def _write(self, file: io.FileIO, data: bytes) -> None:
     while data:
       data = data[file.write(data) or 0 :]
 

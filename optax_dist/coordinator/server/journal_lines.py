@@ -80,6 +80,14 @@ class JournalLines:
   def _flush(self) -> None:
     """Writes what waits, as far as the file takes it."""
     try:
+      if self._file is not None and self._file.is_gone:
+        _log.warning(
+          "The journal %s was deleted, moved or emptied. The run goes on in a new"
+          " file there, without the lines before.",
+          self._path,
+        )
+        self._file.close()
+        self._file = None
       if self._file is None:
         self._file = journal.Journal(self._path)
       while self._waiting:
@@ -112,6 +120,10 @@ class JournalLines:
   ) -> None:
     fields = msgspec.to_builtins(note)
     kind = fields.pop("kind")
+    ago = time.monotonic() - since
+    if not (file.begun or kind == "run"):
+      # What was there is gone, and each journal begins with a run.
+      file.write("run", ago, **self._describe, step=fields["step"])
     match note:
       # What the last coordinator has written.
       case journal_events.Commit() if note.step <= file.step:
@@ -122,7 +134,7 @@ class JournalLines:
         fields["load"] = _load()
       case journal_events.Run():
         fields = {**self._describe, "step": note.step}
-    file.write(kind, ago=time.monotonic() - since, **fields)
+    file.write(kind, ago, **fields)
 
 
 def _load() -> float | None:

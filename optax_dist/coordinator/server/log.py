@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from optax_dist.coordinator import files
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.entries import (
   RECORDS,
@@ -177,6 +178,7 @@ class FileRecords:
     self.path = pathlib.Path(path)
     self._size, self._limit = 0, _LARGE
     with contextlib.ExitStack() as stack, _as_log_error():
+      files.check_regular(self.path)
       self.path.parent.mkdir(parents=True, exist_ok=True)
       flags = os.O_RDWR | os.O_CREAT
       self._lock = os.open(f"{self.path}.lock", flags, 0o600)
@@ -236,6 +238,11 @@ class FileRecords:
 
   def append(self, record: bytes, durable: bool) -> None:
     """Writes a record; raises `OSError` if it can't be written."""
+    whole = os.fstat(self._file).st_size == self._size
+    if not (whole and files.is_at(self.path, self._file)):
+      # Not there, nobody would find it; `replace` writes all that it said.
+      what = "It was deleted, moved or changed"
+      raise OSError(errno.ENOENT, what, str(self.path))
     self._write(_framed(record))
     if durable:
       os.fsync(self._file)

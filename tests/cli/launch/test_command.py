@@ -448,6 +448,23 @@ def test_an_output_that_can_not_be_written_is_refused(
   assert f"--output {tmp_path / where}" in error
 
 
+@pytest.mark.parametrize("name", ["journal.jsonl", "coordinator.log"])
+def test_an_output_with_a_pipe_in_it_is_refused(tmp_path, capsys, name):
+  """Whoever opened it would wait for somebody who reads it."""
+  os.mkfifo(tmp_path / name)
+  assert _launch("--output", tmp_path, _LIGHT) == 2
+  error = capsys.readouterr().err
+  assert f"{tmp_path / name} can't be written: It is no regular file" in error
+
+
+def test_a_replica_runs_whose_log_is_a_pipe(tmp_path, capfd):
+  (tmp_path / "replicas").mkdir()
+  os.mkfifo(tmp_path / "replicas" / "replica-0.log")
+  flags = ("--output", tmp_path, *_ELSEWHERE)
+  assert _launch(*flags, _LIGHT, "nothing") == 0
+  assert "its log ends here: No such device" in capfd.readouterr().err
+
+
 def test_an_earlier_run_is_kept(tmp_path, capfd):
   path = tmp_path / "journal.jsonl"
   path.write_text('{"kind": "run"}\n')

@@ -99,6 +99,41 @@ def test_a_coordinator_that_is_killed_or_hangs_is_started_again(
   _check_journal(output / "journal.jsonl", steps)
 
 
+def test_files_that_are_deleted_in_mid_run_are_written_anew(start, tmp_path):
+  """The log with all that it said, so a coordinator that is killed goes on."""
+  output, steps = tmp_path / "out", 400
+  launcher, text = start(
+    *("launch", "--replicas", 2, "--output", output, "train.py", steps)
+  )
+  waiting.until(lambda: _steps(text) > 0, text, 180.0)
+  log = output / "coordinator.log"
+  for path in (log, output / "journal.jsonl"):
+    path.unlink()
+  waiting.until(log.exists, text, 180.0)
+  os.kill(_coordinator(launcher), signal.SIGKILL)
+  assert launcher.wait(180.0) == 0, text()
+  for what in ("deleted, moved or changed", "deleted, moved or emptied"):
+    assert what in text()
+  assert [int(n) for n, _ in re.findall(r"ends at (\d+) (\w+)", text())] == [
+    steps
+  ] * 2
+  first, *others = run_journals.whole(output / "journal.jsonl")
+  commits = [line["step"] for line in others if line["kind"] == "commit"]
+  assert commits == list(range(first["step"], steps))
+  # Nobody had to join again.
+  assert not [line for line in others if line["kind"] == "lost"]
+
+
+def test_a_log_that_is_a_pipe_is_named_at_once(start, tmp_path):
+  os.mkfifo(tmp_path / "coordinator.log")
+  own, text = start(
+    "coordinator", "--address", "127.0.0.1:9", "--output", tmp_path
+  )
+  assert own.wait(60.0) == 1
+  assert "The log can't be written: " in text()
+  assert "It is no regular file" in text()
+
+
 def test_one_whose_port_is_taken_for_a_while_says_so_once(start, tmp_path):
   """It is tried again until the port is free, and the run goes on."""
   (port,) = addresses.free_ports()

@@ -1,0 +1,28 @@
+"""Files that are appended to for as long as a run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+  """Refuses a pipe or a device: opening one may wait for ever for its other end.
+
+  Raises:
+    OSError: it is one.
+  """
+  path = pathlib.Path(path)
+  if path.exists() and not (path.is_file() or path.is_dir()):
+    raise OSError(
+      errno.EINVAL, "It is no regular file (a pipe or a device)", str(path)
+    )
+
+
+def is_at(path: str | os.PathLike[str], file: int) -> bool:
+  """Whether a path leads to an open file, which may have been moved or deleted."""
+  with contextlib.suppress(FileNotFoundError):
+    return os.path.samestat(os.stat(path), os.fstat(file))
+  return False
