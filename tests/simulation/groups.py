@@ -80,8 +80,7 @@ class GroupProcess(Process):
     self.me = dataclasses.replace(
       self.me, address=commands.join_addresses(places)
     )
-    timeout = self.config.deadlines.timeout
-    self.node = RankZero(Client(self.config, self.me), places[1:], timeout)
+    self.node = RankZero(Client(self.config, self.me), places[1:])
 
 
 class GroupWorld(World):

@@ -2,7 +2,6 @@
 
 import math
 
-from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.extras.groups.rank_zero import RankZero
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
@@ -34,12 +33,11 @@ class Replica:
   def __init__(self):
     self.core = Core()
     workers = (("a1", "at a1"), ("a2", "at a2"))
-    self.rank_zero = RankZero(self.core, workers, 60.0)
+    self.rank_zero = RankZero(self.core, workers)
     self.now = 0.0
-    self.give(ins.Started())
-    self.hear(1, commands.Ready())
-    assert not self.core.given  # Nobody calls the coordinator before all hear.
-    self.hear(2, commands.Ready())
+    assert self.give(ins.Started()) == [
+      fx.Connect(*worker) for worker in workers
+    ]
     assert self.core.given == [ins.Started()]
     self.core.given.clear()
 
