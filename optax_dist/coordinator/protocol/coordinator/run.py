@@ -595,12 +595,12 @@ class Run:
           if wrong:
             self._wrong[state.member.process] = reason
           self._remove(state, reason)
-      case Fail(reason, error):
+      case Fail(reason):
         # Those that may be missed most are there, and wait for a verdict.
         for hello in self._comparison.calls.values():
           why = difference(self._config.job, hello.job)
           reason += f" Replica {hello.replica!r} has called, but {why}."
-        self._record_end(reason, error)
+        self._record_end(reason, "CoordinatorError")
 
 
 def _taken(replica: ReplicaId) -> msg.Refused:

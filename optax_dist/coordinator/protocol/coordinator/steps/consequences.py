@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from optax_dist.coordinator.protocol.entries import Incarnation
 
@@ -19,7 +19,6 @@ class Fail(NamedTuple):
   """The run can't go on."""
 
   reason: str
-  error: Literal["CoordinatorError", "Diverged"] = "CoordinatorError"
 
 
 Consequence: TypeAlias = Evict | Fail
