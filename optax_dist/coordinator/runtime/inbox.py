@@ -163,15 +163,24 @@ class TrainingInbox:
   def close(self) -> None:
     """Marks that nothing will change any more."""
 
-  def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
+  def wait(
+    self,
+    ready: Callable[[], bool],
+    timeout: float,
+    gives_up: Callable[[], bool] = lambda: False,
+  ) -> bool:
     """Waits until `ready` or the run's end; returns whether it is ready.
 
     Args:
       ready: what to wait for.
       timeout: seconds; those in which this process was stopped don't count.
+      gives_up: whether to wait no longer, although nothing has come; process 0's
+        counts, if there are several processes.
     """
     with self._changed:
       while not (is_ready := ready()) and not self.is_over and timeout > 0:
+        if gives_up():
+          return False
         timeout -= self._wait_once(timeout)
     return is_ready
 

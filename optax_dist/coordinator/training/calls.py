@@ -92,8 +92,7 @@ class TrainingCalls:
   def heed(self, preempted: preemption.Preemption | None) -> None:
     """Leaves after a step once a signal has come, or amid one if it takes long."""
     self.preempted = preempted
-    # Processes of one replica would have to do so at the same place.
-    if preempted is not None and self._participant.processes.count == 1:
+    if preempted is not None:
       self._participant.gives_up = lambda: (
         preempted.look() and preempted.is_late
       )

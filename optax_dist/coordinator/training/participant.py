@@ -447,15 +447,14 @@ class Participant:
     if self.closed and not ready():
       self.raise_failure()
     self.watchdog.steps.end()
-    ends = lambda: ready() or self.gives_up()
-    if self.inbox.wait(ends, self._wait_timeout):
-      if not ready():
-        raise preemption.Late
+    if self.inbox.wait(ready, self._wait_timeout, self.gives_up):
       self._watch()
       return
     self.raise_failure()
     if self.inbox.finished is not None:
       return
+    if self.inbox.agree(self.gives_up()):
+      raise preemption.Late
     raise errors.CoordinatorError(
       f"Replica {self.replica!r} has waited {self._wait_timeout:.1f} s {what}."
       f" {self.driver.missing()}"

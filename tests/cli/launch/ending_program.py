@@ -28,7 +28,8 @@ def _wait_for(path):
 
 def _evaluate(replica, how):
   """Has the launcher stopped, and takes no step until it looks at `preempted`."""
-  os.kill(os.getppid(), signal.SIGTERM)
+  if not replica.processes.index:
+    os.kill(os.getppid(), signal.SIGTERM)
   while how == "sleeps" or not replica.preempted:
     time.sleep(0.01)
   print("saves", flush=True)
@@ -49,6 +50,7 @@ def main():
 
   from optax_dist import coordinator
 
+  coordinator.initialize_processes()
   replica = coordinator.join(optax.sgd(0.5), jnp.zeros(2))
   print("joined", flush=True)
   (folder / f"joined-{number}-{restarts}").touch()
@@ -60,6 +62,13 @@ def main():
       replica.step(jnp.ones(2))
     return
   with replica:
+    if when == "waits":
+      replica.step(jnp.ones(2))
+      if ends:  # Nobody gets its next gradient.
+        _evaluate(replica, "sleeps")
+      outcome = replica.step(jnp.ones(2))
+      print("leaves", outcome.finished, replica.global_step, flush=True)
+      return
     if when == "evaluation":
       replica.step(jnp.ones(2))
       _evaluate(replica, how)

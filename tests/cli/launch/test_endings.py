@@ -152,6 +152,19 @@ def test_an_evaluation_that_looks_for_a_preemption_ends_in_time(
   assert "[replica 0] saves" in text
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_replica_that_waits_for_another_leaves_in_time(
+  capfd, tmp_path, processes
+):
+  """All of its processes do so together, whoever needs them."""
+  flags = ("--replicas", "2", "--processes-per-replica", str(processes))
+  flags += ("--grace", "10")
+  code, said, text = _launch(capfd, tmp_path, flags, "1", "waits", "0")
+  assert code == 143
+  assert text.count(" leaves True 1\n") == processes
+  assert not any("replica 0" in line for line in said)
+
+
 def test_an_evaluation_that_does_not_is_named_before_it_is_killed(
   capfd, tmp_path
 ):

@@ -79,18 +79,24 @@ class GroupInbox(inbox.TrainingInbox):
   def close(self) -> None:
     self._closed = True
 
-  def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-    timed_out, left = False, timeout
-    while not (ready() or self.is_over or timed_out):
+  def wait(
+    self,
+    ready: Callable[[], bool],
+    timeout: float,
+    gives_up: Callable[[], bool] = lambda: False,
+  ) -> bool:
+    ends, left = False, timeout
+    goes_on = lambda: (
+      bool(self._events) or self.failure is not None or gives_up()
+    )
+    while not (ready() or self.is_over or ends):
       if self._send is None:
-        timed_out = self._follow(timeout + self._timeout)
+        ends = self._follow(timeout + self._timeout)
         continue
-      left = self._wait_for(
-        lambda: bool(self._events) or self.failure is not None, left
-      )
+      left = self._wait_for(goes_on, left)
       if self.failure is None:
-        timed_out = not self._events
-        self._announce(timed_out)
+        ends = not self._events
+        self._announce(ends)
     return ready()
 
   def _wait_for(self, ready: Callable[[], bool], timeout: float) -> float:
