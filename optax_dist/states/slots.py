@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
 
 # TensorFlow's names for the states of stock optax transformations.
 _NAMES: dict[type, dict[str, str]] = {
@@ -74,7 +74,8 @@ def get_slot(
     name: A name from :func:`slot_names`, or the name of the state's field.
 
   Returns:
-    The slot, an array like the parameter.
+    The slot, an array like the parameter. In a state of ``sharded`` it has the
+    parts of all replicas, along a leading axis.
 
   Raises:
     KeyError: If the slot or the parameter does not exist; lists those that do.
@@ -96,13 +97,17 @@ def get_slot(
   leaves = [
     (path_keys(key_path), leaf)
     for tree in trees
-    for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    for key_path, leaf in slots_of_params(tree)
   ]
   known = sorted({"/".join(keys) for keys, _ in leaves})
   if isinstance(path, str):
     path = [key for key in path.split("/") if key]
   keys = path_keys(path)
-  matches = [leaf for other, leaf in leaves if other == keys]
+  matches = [
+    leaf.value if is_per_replica(leaf) else leaf
+    for other, leaf in leaves
+    if other == keys
+  ]
   wanted = repr("/".join(keys))
   if not matches:
     raise KeyError(
@@ -139,6 +144,14 @@ def slot_trees(state: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
   elif isinstance(state, list | tuple):
     for value in state:
       yield from slot_trees(value)
+
+
+def slots_of_params(tree: Any) -> list[tuple[Any, Any]]:
+  """Returns the slots in a tree, with the paths of their parameters.
+
+  A slot is an array; or a ``PerReplica`` of one, with the replicas' parts.
+  """
+  return jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_per_replica)
 
 
 def _is_named_tuple(value: Any) -> bool:

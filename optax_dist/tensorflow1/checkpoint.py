@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from optax_dist._internal import parts
+from optax_dist._internal.replica_blocks import is_per_replica
 from optax_dist.states import slots
 from optax_dist.tensorflow1 import _slot_variables
 
@@ -65,8 +67,8 @@ def restore_checkpoint(
     checkpoint: The path of a checkpoint, for which TensorFlow must be
       installed, or the result of ``tf.train.load_checkpoint``.
     params: Parameters with the shapes and dtypes of the variables.
-    opt_state: The optimizer's state, from ``init(params)``; including chains
-      and wrappers. Moving averages of :func:`optax_dist.params_ema` are restored
+    opt_state: The optimizer's state, from ``init(params)``; including chains,
+      wrappers and :func:`optax_dist.sharded`. Moving averages of :func:`optax_dist.params_ema` are restored
       too. What ``optax.MultiSteps`` has accumulated starts anew. ``()`` to read the
       parameters and the step alone, from a checkpoint without slots: RETURNN's
       has none.
@@ -120,7 +122,11 @@ def restore_checkpoint(
     params,
   )
 
-  opt_state, scopes = _with_slots(opt_state, variables, variable, name)
+  shapes = {
+    _path(path): jnp.shape(x)
+    for path, x in jax.tree_util.tree_leaves_with_path(params)
+  }
+  opt_state, scopes = _with_slots(opt_state, shapes, variables, variable, name)
   updates = variables.scalar("iter", scopes, None)
   if global_step is None:
     global_step = variables.step(updates)
@@ -148,6 +154,7 @@ def restore_checkpoint(
 
 def _with_slots(
   opt_state: optax.OptState,
+  shapes: Mapping[str, tuple[int, ...]],
   variables: _Variables,
   variable: Callable[[str], str],
   name: str | None,
@@ -163,7 +170,7 @@ def _with_slots(
   wanted = [
     (slot, _path(path), leaf)
     for (slot, *_), tree in slots.slot_trees(treedef.unflatten(marked))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    for path, leaf in slots.slots_of_params(tree)
   ]
   slots_of: dict[str, list[str]] = {}
   for slot, path, _ in wanted:
@@ -179,7 +186,20 @@ def _with_slots(
       known = variables.average(variable(path))
     else:
       known = slot_variables[variable(path)][1][slot]
-    leaves[place[id(leaf)]] = variables.read(known, leaf, what)
+    if is_per_replica(leaf):
+      # The replicas' parts in the state of `sharded`.
+      leaf, count = leaf.value, leaf.value.shape[0]
+      whole = jax.ShapeDtypeStruct(shapes[path], leaf.dtype)
+      value = parts.rows(variables.read(known, whole, what), count)
+      if value.shape != leaf.shape:
+        raise ValueError(
+          f"{what} is in parts of the shape {leaf.shape[1:]}, but {count} replicas"
+          f" have parts of {value.shape[1:]}: give a state that was made outside of"
+          " maps."
+        )
+    else:
+      value = variables.read(known, leaf, what)
+    leaves[place[id(leaf)]] = value
 
   scopes = {form.scope for form, _ in slot_variables.values()}
   return treedef.unflatten(leaves), scopes

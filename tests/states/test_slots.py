@@ -144,3 +144,11 @@ def test_slots_that_each_replica_has_of_its_own():
     optax.adam(0.1), "data", replicas_to_aggregate=3, total_num_replicas=2
   ).init(params)
   assert slots.slot_names(sync) == ["m", "v"]
+
+
+def test_slots_in_parts_go_by_their_parameter():
+  tx = optax_dist.sharded(optimizers.adam(0.1), "data", num_replicas=2)
+  state = tx.init({"layer": {"w": jnp.zeros((4, 3))}, "scale": jnp.ones(())})
+  assert slots.slot_names(state) == ["m", "v"]
+  assert slots.get_slot(state, "layer/w", "m").shape == (2, 2, 3)
+  assert slots.get_slot(state, "scale", "v").shape == (2, 1)

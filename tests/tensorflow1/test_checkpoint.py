@@ -94,6 +94,34 @@ def test_training_goes_on_where_tensorflow_stopped(name, chained):
     )
 
 
+@pytest.mark.parametrize("name", ["Adam", "Momentum", "RMSProp"])
+def test_training_goes_on_with_a_sharded_state(name):
+  """Each of two replicas has a half of each slot."""
+  recorded = _RECORDED[name]
+  tx = optax_dist.sharded(OPTIMIZERS[name](), "data", num_replicas=2)
+  now, state, step = tensorflow1.restore_checkpoint(
+    Reader(recorded["variables"]), params(), tx.init(params())
+  )
+  assert step == 3
+  axes = optax_dist.states.state_axes(state)
+  update = jax.jit(
+    jax.vmap(
+      lambda s, p: tx.update(jax.grad(loss)(p), s, p),
+      in_axes=(axes, None),
+      out_axes=(0, axes),
+      axis_name="data",
+      axis_size=2,
+    )
+  )
+  for _ in range(3):
+    updates, state = update(state, now)
+    now = jax.tree.map(lambda w, u: w + u[0], now, updates)
+  for leaf in ("kernel", "bias"):
+    np.testing.assert_allclose(
+      now["layer"][leaf], recorded["after"][f"layer/{leaf}"], rtol=2e-6
+    )
+
+
 def test_slots_matter():
   """Without them the three steps end elsewhere, so the test above can fail."""
   tx, recorded = OPTIMIZERS["Adam"](), _RECORDED["Adam"]
