@@ -68,10 +68,10 @@ def restore_checkpoint(
       installed, or the result of ``tf.train.load_checkpoint``.
     params: Parameters with the shapes and dtypes of the variables.
     opt_state: The optimizer's state, from ``init(params)``; including chains,
-      wrappers and :func:`optax_dist.sharded`. Moving averages of :func:`optax_dist.params_ema` are restored
-      too. What ``optax.MultiSteps`` has accumulated starts anew. ``()`` to read the
-      parameters and the step alone, from a checkpoint without slots: RETURNN's
-      has none.
+      wrappers and :func:`optax_dist.sharded`. Moving averages of
+      :func:`optax_dist.params_ema` are restored too. What ``optax.MultiSteps`` has
+      accumulated starts anew. ``()`` to read the parameters and the step alone,
+      from a checkpoint without slots: RETURNN's has none.
     name: If the checkpoint has several variables for a slot, those to take: the
       name of TensorFlow's optimizer (``"Adam"``), a scope, or a pattern from the
       error (``"training/*/Adam"``).

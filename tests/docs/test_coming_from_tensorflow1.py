@@ -44,6 +44,11 @@ _ORIGINALS = {
     piecewise_constant cosine_decay staircase cycle power alpha
     clip_by_value clip_by_norm clip_by_global_norm l2_loss l2_regularizer
   """,
+  "Horovod": """
+    DistributedOptimizer Sum Adasum backward_passes_per_step
+    average_aggregated_gradients sparse_as_dense compression op
+    broadcast_global_variables BroadcastGlobalVariablesHook elastic
+  """,
   "ExponentialMovingAverage": """
     decay num_updates zero_debias apply average average_name
     variables_to_restore var_list
@@ -68,6 +73,7 @@ _GRAPH = f"{_PAGE_TEST}::test_what_the_graph_held_is_in_the_state"
 _GETTER = f"{_PAGE_TEST}::test_what_the_custom_getter_made_is_in_the_state"
 _EACH_COUNTS = f"{_PAGE_TEST}::test_each_gradient_counts_without_sync_replicas"
 _RATES = "tensorflow1/test_learning_rates_and_losses.py::test_"
+_HOROVOD = "tensorflow1/test_horovod_rows.py::test_"
 _TAKES_MEAN = (
   f"{_PAGE_TEST}::test_sync_replicas_takes_the_mean_of_those_that_arrived"
 )
@@ -168,6 +174,16 @@ _PROGRAMS = {
     "in elastic_average": f"{_RATES}a_rate_counts_the_exchanges_of_all",
     "tf.clip_by": f"{_RATES}gradients_are_clipped_as_by_tensorflow",
     "scale * tf.nn": f"{_RATES}a_loss_is_regularized_as_by_tensorflow",
+  },
+  "Horovod": {
+    "hvd.DistributedOptimizer": f"{_HOROVOD}gradients_are_reduced_first",
+    "compute_gradients": f"{_HOROVOD}gradients_are_reduced_first",
+    "op=hvd.Sum": f"{_HOROVOD}gradients_are_reduced_first",
+    "op=hvd.Adasum": f"{_HOROVOD}changes_are_combined_by_adasum",
+    "backward_passes": f"{_HOROVOD}gradients_of_several_passes_are_summed",
+    "average_aggregated": f"{_HOROVOD}gradients_of_several_passes_are_summed",
+    "sparse_as_dense": f"{_HOROVOD}sparse_gradients_become_dense",
+    "hvd.elastic": _EACH_COUNTS,
   },
   "ExponentialMovingAverage": {
     "decay": f"{_EMA_TEST}::test_the_place_in_a_chain_does_not_matter",
