@@ -140,6 +140,7 @@ def save_if_due(
   Raises:
     ModuleNotFoundError: orbax-checkpoint is not installed.
     RuntimeError: another run has begun to save to this folder.
+    OSError: the checkpoint can't be written.
   """
   checks.path("folder", folder)
   _check_replica(replica)
@@ -186,6 +187,9 @@ def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
 
   Returns:
     Its path; None if there is none.
+
+  Raises:
+    OSError: the folder or what is in it can't be read.
 
   Example:
     >>> import tempfile

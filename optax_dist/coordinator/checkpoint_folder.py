@@ -14,6 +14,7 @@ may be other parameters. So a checkpoint names its run and the runs before it, a
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import pathlib
@@ -40,6 +41,8 @@ _LEFT = "left"
 # Whoever renames or removes something in the folder holds this lock. Then nobody
 # writes there, so it is free soon.
 _LOCK, _LOCK_SECONDS = ".lock", 30.0
+# Errors of a file that is not there, or is no file.
+_GONE = errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE
 
 
 class About(msgspec.Struct, frozen=True):
@@ -106,6 +109,8 @@ def parse(path: pathlib.Path, kind: Any) -> Any:
   try:
     return msgspec.json.decode(path.read_bytes(), type=kind)
   except OSError as error:
+    if error.errno not in _GONE:
+      raise  # It may be there, for others to read.
     raise ValueError(
       f"{path.parent} is no complete checkpoint: its {path.name} can't be read:"
       f" {error.strerror}."
@@ -163,6 +168,7 @@ def new(
 
   Raises:
     FileExistsError: the folder exists at the end.
+    NotADirectoryError: what is to hold it is no folder.
     RuntimeError: another run has moved those of this one out of the way.
     TimeoutError: another process does not let go of the folder.
 
@@ -176,6 +182,7 @@ def new(
     ['step-120']
   """
   folder = path.parent
+  _contents(folder)
   folder.mkdir(parents=True, exist_ok=True)
   with contextlib.ExitStack() as stack:
     with _alone(folder):
@@ -221,7 +228,7 @@ def new(
 def _all(folder: pathlib.Path) -> dict[pathlib.Path, About]:
   """What is called and described as a checkpoint; it may not be complete."""
   checkpoints = {}
-  for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+  for path in _contents(folder):
     named = _NAME.fullmatch(path.name)
     if named:
       with contextlib.suppress(ValueError):
@@ -231,10 +238,34 @@ def _all(folder: pathlib.Path) -> dict[pathlib.Path, About]:
   return checkpoints
 
 
+def _contents(folder: pathlib.Path) -> list[pathlib.Path]:
+  """What is in a folder; nothing if that does not exist.
+
+  Raises:
+    NotADirectoryError: it is something else, or a link to what is not there: the
+      checkpoints may be on a file system that is not mounted.
+  """
+  try:
+    return sorted(folder.iterdir())
+  except (FileNotFoundError, NotADirectoryError):
+    for path in (folder, *folder.parents):
+      if os.path.lexists(path) and not path.is_dir():
+        link = (
+          f"a link to {os.readlink(path)}, which is"
+          if path.is_symlink()
+          else ""
+        )
+        raise NotADirectoryError(
+          f"{folder} can't hold checkpoints: {path} is {link or 'there, and is'} no"
+          " folder. Is a file system not mounted?"
+        ) from None
+    return []
+
+
 def _under_way(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
   """What is being written, or was, and the name that it is to have."""
   paths = []
-  for path in folder.iterdir() if folder.is_dir() else ():
+  for path in _contents(folder):
     named = _UNDER_WAY.fullmatch(path.name)
     if named and path.is_dir():
       paths.append((path, named[1]))

@@ -152,9 +152,8 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path):
   (tmp_path / "file").touch()
 
   def train(replica, result):
-    with pytest.raises(FileExistsError) as caught:
+    with pytest.raises(NotADirectoryError, match="file is there, and is no f"):
       checkpoint.save(tmp_path / "file" / "step", replica)
-    assert str(caught.value.__cause__).endswith("file'")
 
   [result] = runs.run(train, 1)
   assert result.error is None

@@ -1,6 +1,9 @@
 """A folder of checkpoints is that of one line of runs, and has no others."""
 
+import errno
 import logging
+import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -67,6 +70,44 @@ def test_a_run_that_goes_back_is_what_is_on_disk(tmp_path, caplog):
   warnings = [r.getMessage() for r in caplog.records if "moved to" in r.msg]
   assert len(warnings) == 1
   assert "step-00000040" in warnings[0]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "link of a parent"])
+def test_what_is_no_folder_is_an_error_and_no_folder_without_checkpoints(
+  tmp_path, kind
+):
+  """A link to a file system that is not mounted: what it holds is not there now."""
+  there = tmp_path / "there"
+  if kind == "file":
+    there.write_text("")
+  else:
+    there.symlink_to(tmp_path / "not mounted")
+  folder = there / "checkpoints" if kind == "link of a parent" else there
+  with pytest.raises(
+    NotADirectoryError, match=r"can't hold checkpoints: .*there is"
+  ):
+    _found(folder)
+  with pytest.raises(
+    NotADirectoryError, match=r"can't hold checkpoints: .*there is"
+  ):
+    _train(folder, 20)
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(
+  tmp_path, monkeypatch
+):
+  """Otherwise a job of another user's folder would begin anew."""
+  _train(tmp_path, 20)
+  read = pathlib.Path.read_bytes
+
+  def refused(path):
+    if path.parent.name == "step-00000020":
+      raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return read(path)
+
+  monkeypatch.setattr(pathlib.Path, "read_bytes", refused)
+  with pytest.raises(PermissionError, match="step-00000020"):
+    _found(tmp_path)
 
 
 def test_a_shorter_branch_replaces_the_longer_one_that_was_left(tmp_path):
@@ -249,8 +290,7 @@ def test_only_complete_checkpoints_are_the_latest(tmp_path):
   (tmp_path / "empty").mkdir()
   with pytest.raises(ValueError, match="empty is no complete checkpoint"):
     _restored(tmp_path / "empty")
-  for nothing in ("nowhere", "step-00000200"):
-    assert checkpoint.latest(tmp_path / nothing) is None
+  assert checkpoint.latest(tmp_path / "nowhere") is None
 
 
 def test_the_latest_is_of_the_run_that_saved_last(tmp_path):

@@ -87,8 +87,9 @@ _HEALTHY = 60.0
 # Shortest and longest pause before a restart: it doubles while a replica keeps
 # failing; the first restart after a signal is immediate.
 _PAUSES = 0.5, 30.0
-# Seconds after which a job in which nobody has joined is asked about.
-_USUALLY_JOINED = 120.0
+# Seconds after which a job in which nobody has joined is asked about, and seconds
+# after the end of a run after which those are named that go on.
+_USUALLY_JOINED, _USUALLY_ENDED = 120.0, 60.0
 # Seconds without a failure after which all restarts are allowed again: a job of
 # weeks meets more than ten failures that have nothing to do with each other.
 _FORGIVEN = 3600.0
@@ -174,6 +175,7 @@ class Supervisor:
     self._codes: list[int] = []
     self._start = 0.0
     self._asks_at, self._has_ended = math.inf, False
+    self._names_at = math.inf
     # Restarts since the last hour without a failure, and the last failure.
     self._restarts = 0
     self._failed_at = -math.inf
@@ -237,6 +239,7 @@ class Supervisor:
       self.over = True
       # The message that a replica has joined may come a little later.
       self._end_late_at = now + _SETTLE_TIME
+      self._names_at = now + _USUALLY_ENDED
       self._settle_waiting()
     return self._conclude([])
 
@@ -263,8 +266,8 @@ class Supervisor:
 
   def tick(self, now: float) -> list[Effect]:
     """Some time has passed."""
-    effects = self._restart_due(now) + self._end_late(now) + self._ask(now)
-    return self._conclude(effects)
+    effects = self._restart_due(now) + self._end_late(now)
+    return self._conclude(effects + self._ask(now) + self._name(now))
 
   # How the job ends.
 
@@ -305,6 +308,20 @@ class Supervisor:
     if self.over or self.has_begun:
       return []
     return [Say(f"after {now - self._start:.0f} s {_NOBODY}")]
+
+  def _name(self, now: float) -> list[Effect]:
+    """Names once those that go on after the end of the run."""
+    if now < self._names_at:
+      return []
+    self._names_at = math.inf
+    return [
+      Say(
+        f"the run has ended {_USUALLY_ENDED:.0f} s ago, and replica {number} goes on:"
+        " its program is still at work, or is stuck"
+      )
+      for number, replica in self._replicas.items()
+      if replica.state is State.RUNNING
+    ]
 
   def _end_late(self, now: float) -> list[Effect]:
     """Ends replicas that are too late for the run."""

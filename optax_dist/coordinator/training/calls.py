@@ -19,6 +19,9 @@ from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.training.participant import Loop, Participant
 from optax_dist.coordinator.training.waiting import SynchronousLoop
 
+# Tokens of one step: the sum of those of a million steps fits into 64 bits.
+_MOST_TOKENS = 10**12
+
 
 class Views:
   """The states that a training loop has been shown, as copies of their containers.
@@ -112,11 +115,12 @@ class TrainingCalls:
     if tokens is not None:
       with contextlib.suppress(TypeError):  # Of what is no integer.
         count = operator.index(tokens)
-        tokens = None if count >= 0 and self.loop.weighs_tokens else tokens
+        if self.loop.weighs_tokens and 0 <= count <= _MOST_TOKENS:
+          tokens = None
     if tokens is not None:
       raise ValueError(
-        "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
-        f" {tokens!r} with {participant.strategy.name!r}."
+        "tokens= is what decoupled_diloco weighs by, an integer from 0 to"
+        f" {_MOST_TOKENS:,}; got {tokens!r} with {participant.strategy.name!r}."
       )
     self._enter()
     try:

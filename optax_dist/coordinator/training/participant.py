@@ -316,9 +316,11 @@ class Participant:
     self, on_stuck: Callable[[str], None] | None, reason: str, stacks: str
   ) -> None:
     """Called by the watchdog: the training loop is stuck."""
-    if self.is_over or self.inbox.failure is not None:
+    if self.inbox.left or self.inbox.failure is not None:
       return
-    self.driver.evict(reason, stacks)
+    if self.inbox.finished is None:
+      self.driver.evict(reason, stacks)
+    # After the run, too: its launcher waits for the end of this process.
     if on_stuck is not None:
       on_stuck(reason)
 
@@ -401,8 +403,10 @@ class Participant:
     self._watch()
 
   def _watch(self) -> None:
-    """Starts the watchdog for the next step, if there will be one."""
-    if not self.is_over:
+    """Watches the next step, if there will be one."""
+    if self.is_over:
+      self.watchdog.steps.end()
+    else:
       self.watchdog.steps.begin()
 
   def submit(self, inner_state: Any, work: bytes = b"") -> None:

@@ -5,6 +5,8 @@ import pathlib
 import run_journals
 
 from optax_dist.cli import main
+from optax_dist.coordinator.launch import supervisor
+from optax_dist.coordinator.runtime import process_exit
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("stuck_replica.py"))
 
@@ -27,3 +29,18 @@ def test_a_stuck_replica_is_started_again(tmp_path, capfd, monkeypatch):
   commits = [r for r in records if r["kind"] == "commit"]
   assert len(commits) == 10
   assert all(len(commit["members"]) == 2 for commit in commits)
+
+
+def test_one_that_is_stuck_at_the_end_of_the_run_is_named_and_ended(
+  tmp_path, capfd, monkeypatch
+):
+  """Otherwise its launcher would wait for it for ever, with all hosts."""
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  monkeypatch.setattr(supervisor, "_USUALLY_ENDED", 1.0)
+  flags = ("--replicas", "2", "--replicas-to-aggregate", "1")
+  program = (_PROGRAM, str(tmp_path / "blocked"))
+  code = main.main(["launch", *flags, "--step-timeout", "6", *program])
+  printed = capfd.readouterr().err
+  assert code == process_exit.EXIT_CODE
+  assert "the run has ended 1 s ago, and replica 1 goes on" in printed
+  assert "in blocked_data_loader" in printed
