@@ -316,10 +316,11 @@ class Replica:
     known.
 
     Args:
-      grads: a tree of arrays like the parameters. In a deterministic run JAX's
-        arrays are read until the next call: don't donate them to a computation. If
-        you keep no name for them, `step(gradient(params))`, their memory is free
-        before the update needs some.
+      grads: a tree of arrays like the parameters. NumPy's are copied. In a
+        deterministic run, and if several gradients are summed, JAX's are read in
+        later calls, too: don't donate them to a computation. If you keep no name for
+        them, `step(gradient(params))`, their memory is free before the update needs
+        some.
       batch: a JSON value that identifies the data of this gradient, for replay.
         Those of a step have at most 512 KiB together; `decoupled_diloco` leaves
         out what is longer.

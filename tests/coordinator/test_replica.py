@@ -368,6 +368,33 @@ def test_replicas_do_not_wait_for_one_that_raised_an_error(replicas):
   assert len(waited) >= 5 + 20 * (replicas - 1)
 
 
+@pytest.mark.parametrize(
+  ("options", "total"),
+  [
+    ({"replicas_to_aggregate": 2}, (1 + 2) / 2 + (3 + 4) / 2),
+    ({"strategy": coordinator.local_updates(communication_period=2)}, 10.0),
+  ],
+)
+def test_a_program_may_write_into_its_numpy_gradient_after_the_call(
+  options, total
+):
+  """Though it may be read later: in a sum, or by a step that JAX has yet to take."""
+
+  def train(replica):
+    gradient = np.zeros(300_000, np.float32)
+    for number in range(4):
+      gradient[:] = number + 1
+      replica.step(gradient)
+      gradient[:] = 1000.0
+    return replica.params
+
+  params = jnp.zeros(300_000)
+  [after] = coordinator.run_embedded(
+    train, 1, optax.sgd(1.0), params, **options
+  )
+  assert set(np.asarray(after).tolist()) == {-total}
+
+
 def test_invalid_gradients_are_refused_at_the_call():
   def train(replica, result):
     good = runs.compute(replica, 0)[0]

@@ -101,9 +101,9 @@ class Sums:
     """
     # One gradient at a time, so that they do not fill the memory.
     futures.wait([self._last])
-    # A NumPy array may change after the call, one of JAX's never does. Processes
-    # of a replica wait for each other where their programs are at the same place.
-    if self._processes.count > 1 or not _are_constant(leaves):
+    # Processes of a replica wait for each other where their programs are at the
+    # same place.
+    if self._processes.count > 1:
       return _known(self._encoded(spans, leaves))
     encoded = threads.in_this_precision(self._encoded)
     self._last = self._thread.submit(encoded, spans, leaves)
@@ -132,10 +132,6 @@ class Sums:
   def close(self) -> None:
     """Drops what has not begun, and waits for its thread."""
     self._thread.shutdown(cancel_futures=True)
-
-
-def _are_constant(leaves: Sequence[Any]) -> bool:
-  return all(isinstance(leaf, jax.Array) for leaf in leaves)
 
 
 def _known(result: Any) -> futures.Future[Any]:

@@ -201,7 +201,9 @@ class Template:
     """A gradient as a tree with the structure of the parameters.
 
     Other containers with the same keys are accepted, such as the `nnx.State` that
-    `nnx.grad` returns for a module.
+    `nnx.grad` returns for a module. Arrays that are not JAX's are copied: a program
+    may write into them before it submits the sum that they are in, and JAX, which
+    does not copy them, may read them only then.
 
     Raises:
       ValueError: it does not match the parameters.
@@ -223,6 +225,9 @@ class Template:
           f"grads{name} must be {like.dtype}{list(like.shape)}, as the"
           f" parameter, got {dtype or type(grad).__name__}{list(shape)}."
         )
+    grads = jax.tree.map(
+      lambda x: x if isinstance(x, jax.Array) else np.array(x), grads
+    )
     return grads if self._is_local else self._place(grads)
 
   def _place(self, grads: Any) -> Any:
