@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optax_dist._internal import checks
+from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import deadlines as dl
 from optax_dist.coordinator.protocol import liveness
@@ -101,6 +102,7 @@ class Options:
       checks.path("journal", self.journal)
     checks.kind("config", self.config, Mapping, "a mapping")
     checks.kind("run", self.run, str, "a name")
+    journals.to_json("config", dict(self.config))
 
   # What follows from them.
 

@@ -1,5 +1,7 @@
 """Tests of the training loop's view: exact numbers, outcomes, a clean end."""
 
+import math
+import os
 import re
 import threading
 import time
@@ -395,6 +397,21 @@ def test_a_program_may_write_into_its_numpy_gradient_after_the_call(
   assert set(np.asarray(after).tolist()) == {-total}
 
 
+def test_a_program_may_write_into_the_numpy_arrays_that_it_has_joined_with():
+  opt = optax.trace(1.0)
+  params = np.zeros(300_000, np.float32)
+  state = jax.tree.map(np.array, opt.init(params))
+
+  def train(replica):
+    for array in (params, *jax.tree.leaves(state)):
+      array[:] = 1000.0
+    replica.step(jnp.ones(300_000))
+    return replica.params
+
+  [after] = coordinator.run_embedded(train, 1, opt, params, opt_state=state)
+  assert set(np.asarray(after).tolist()) == {1.0}
+
+
 def test_invalid_gradients_are_refused_at_the_call():
   def train(replica, result):
     good = runs.compute(replica, 0)[0]
@@ -412,7 +429,11 @@ def test_invalid_gradients_are_refused_at_the_call():
 
 @pytest.mark.parametrize(
   ("params", "error"),
-  [({"n": np.zeros(3, np.int32)}, TypeError), ({}, ValueError)],
+  [
+    ({"n": np.zeros(3, np.int32)}, TypeError),
+    ({}, ValueError),
+    ({"n": np.zeros((0, 3), np.float32)}, ValueError),
+  ],
 )
 def test_bad_parameters_are_refused(params, error):
   with pytest.raises(error, match="params"):
@@ -505,6 +526,38 @@ def test_parameters_are_the_last_ones_once_the_run_is_seen_to_be_over():
     timeout=60.0,
   )
   assert ends == [(5, [-5.0] * 3)] * 2
+
+
+def _steps_with(config, journal=None):
+  return coordinator.run_embedded(
+    lambda replica: replica.step(jnp.ones(3)).committed,
+    1,
+    optax.sgd(0.1),
+    jnp.zeros(3),
+    config=config,
+    journal=journal,
+    timeout=5.0,
+  )
+
+
+def test_a_config_is_in_the_journal_or_is_refused_by_name(tmp_path):
+  """A coordinator that can't read it would end, again and again, for all replicas."""
+  journal = tmp_path / "journal.jsonl"
+  config = {"path": os.fsdecode(b"caf\xe9")}
+  assert _steps_with(config, journal) == [1]
+  assert run_journals.whole(journal)[0]["config"] == config
+  with pytest.raises(ValueError, match="config must be a JSON value"):
+    _steps_with({"rate": math.nan})
+
+
+def test_a_config_that_can_not_be_written_does_not_end_the_coordinator(
+  tmp_path, caplog
+):
+  deep = 1
+  for _ in range(600):
+    deep = [deep]
+  assert _steps_with({"deep": deep}, tmp_path / "journal.jsonl") == [1]
+  assert "The journal can't be written" in caplog.text
 
 
 def test_a_batch_must_be_what_the_journal_can_write():

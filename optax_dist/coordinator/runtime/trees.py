@@ -24,7 +24,7 @@ def as_params(params: Any) -> Any:
 
   Raises:
     TypeError: a leaf is not an array of a floating dtype.
-    ValueError: there are no leaves.
+    ValueError: there are no leaves, or no numbers in them.
   """
   leaves = jax.tree_util.tree_leaves_with_path(params)
   if not leaves:
@@ -42,7 +42,18 @@ def as_params(params: Any) -> Any:
         f"{name} must be of a floating dtype to have a gradient, got {dtype}."
         f" {_REMEDY}."
       )
-  return jax.tree.map(jnp.asarray, params)
+  if not any(np.size(leaf) for _, leaf in leaves):
+    raise ValueError("params must have at least one number, got empty arrays.")
+  return jax.tree.map(lambda x: jnp.asarray(own(x)), params)
+
+
+def own(array: Any) -> Any:
+  """An array into which nobody writes: a copy of one of NumPy's.
+
+  JAX does not always copy these, and a program may write into them before JAX has
+  read them.
+  """
+  return np.array(array) if isinstance(array, np.ndarray) else array
 
 
 def placed_like(array: Any, leaf: jax.Array) -> jax.Array:
@@ -201,9 +212,7 @@ class Template:
     """A gradient as a tree with the structure of the parameters.
 
     Other containers with the same keys are accepted, such as the `nnx.State` that
-    `nnx.grad` returns for a module. Arrays that are not JAX's are copied: a program
-    may write into them before it submits the sum that they are in, and JAX, which
-    does not copy them, may read them only then.
+    `nnx.grad` returns for a module.
 
     Raises:
       ValueError: it does not match the parameters.
@@ -225,9 +234,8 @@ class Template:
           f"grads{name} must be {like.dtype}{list(like.shape)}, as the"
           f" parameter, got {dtype or type(grad).__name__}{list(shape)}."
         )
-    grads = jax.tree.map(
-      lambda x: x if isinstance(x, jax.Array) else np.array(x), grads
-    )
+    # They may be part of a sum, which is submitted later.
+    grads = jax.tree.map(own, grads)
     return grads if self._is_local else self._place(grads)
 
   def _place(self, grads: Any) -> Any:

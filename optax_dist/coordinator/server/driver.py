@@ -6,13 +6,12 @@ in their order, too: what a record decides is in the log before anybody is told.
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable
-
-import msgspec
 
 import optax_dist
 from optax_dist.coordinator.protocol import (
@@ -236,7 +235,7 @@ class Server:
       if path:
         recent = [journal_events.committed(c) for c in history.recent]
         run.journal = journal_lines.JournalLines(
-          path, msgspec.json.decode(about), recent
+          path, json.loads(about), recent
         )
     if run.journal is not None:
       run.journal.write(note)

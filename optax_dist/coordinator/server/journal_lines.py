@@ -95,7 +95,8 @@ class JournalLines:
         self._waiting.popleft()
       if self._failing is not None:
         self._can_write(self._file, self._failing)
-    except (OSError, ValueError) as error:  # ValueError: not a valid name.
+    # ValueError: not a valid name; RecursionError: a config of many levels.
+    except (OSError, ValueError, RecursionError) as error:
       if self._failing is None:
         self._failing = time.monotonic()
         _log.warning(

@@ -70,7 +70,8 @@ def prepare(
     trees.check_like("opt_state", opt_state, start.opt_state)
     # Containers of another kind may have the same leaves.
     structure = jax.tree.structure(start.opt_state)
-    opt_state = jax.tree.unflatten(structure, jax.tree.leaves(opt_state))
+    own = map(trees.own, jax.tree.leaves(opt_state))
+    opt_state = jax.tree.unflatten(structure, own)
     start = start._replace(opt_state=opt_state)
   inner = strategy.inner_state(strategy.local(start))
   is_fresh = isinstance(inner_state, str)
