@@ -13,6 +13,7 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.coordinator import journal as journals
+from optax_dist.coordinator.training import calls
 
 PARAMS = jnp.zeros(4)
 GOOD, BAD = jnp.ones(4), jnp.full(4, jnp.nan)
@@ -185,3 +186,25 @@ def test_a_step_that_is_not_taken_is_a_stall_whatever_arrives(strategy, bad):
       text,
     )
   assert "computing: replica 1" not in text
+
+
+def test_one_whose_contribution_is_refused_is_removed_and_joins_again(
+  monkeypatch, caplog
+):
+  """Otherwise it would wait for an answer, and the others for it, to `timeout`."""
+  monkeypatch.setattr(calls, "_MOST_TOKENS", 1 << 63)
+
+  def train(replica):
+    tokens = 1 << 62 if replica.replica == 1 else 1
+    while replica.global_step < 3 and not replica.finished:
+      replica.step(GOOD, tokens=tokens)  # The sum of two is more than 64 bits.
+      time.sleep(0.005)
+    replica.finish()
+    return replica.global_step
+
+  strategy = coordinator.decoupled_diloco(period=2, fragments=1)
+  steps = coordinator.run_embedded(
+    train, 3, optax.sgd(0.1), PARAMS, strategy=strategy, timeout=20.0
+  )
+  assert steps == [3, 3, 3]
+  assert "replica 1 was removed (it sent a contribution without" in caplog.text

@@ -285,9 +285,9 @@ def test_a_learner_of_several_processes_is_refused():
   assert not asked
 
 
-def test_tokens_are_for_learners_and_not_below_none(drive):
+def test_tokens_are_for_learners_and_a_number_in_bounds(drive):
   driven = drive()
-  for wrong in (-1, 0.5, "8"):
+  for wrong in (-1, 0.5, "8", 10**12 + 1, 1 << 64):
     with pytest.raises(ValueError, match=rf"tokens=.* got {wrong!r}"):
       driven.step(tokens=wrong)
   assert driven.numbers()["a"] == [0.0] * 3

@@ -21,6 +21,7 @@ from optax_dist.coordinator.protocol.entries import (
   Ended,
   Fragments,
   Job,
+  Removed,
   Rules,
   Start,
 )
@@ -204,12 +205,13 @@ def test_a_contribution_too_late_for_its_round_is_stale():
   assert isinstance(message, msg.Dropped)
 
 
-def test_a_contribution_without_its_work_is_refused():
+def test_a_learner_whose_contribution_is_without_its_work_is_removed():
   driven = rounds()
-  driven.arrive("p1", 0, 0, b"none")
-  assert isinstance(driven.sent[-1][1], msg.Rejected)
-  driven.arrive("p1", 0, 0, b"none", work=b"\x93nonsense")
-  assert isinstance(driven.sent[-1][1], msg.Rejected)
+  for peer, work in (("p1", b""), ("p2", b"\x93nonsense")):
+    driven.arrive(peer, 0, 0, b"none", work=work)
+  removed = [(to, m.reason) for to, m in driven.sent if isinstance(m, Removed)]
+  assert [to for to, _ in removed] == ["p1", "p2"]
+  assert all("a contribution without its work" in why for _, why in removed)
   assert not driven.core.is_over
 
 

@@ -280,7 +280,9 @@ class Intake:
     incarnation, replica = state.member.incarnation, state.member.replica
     check = self._check_gradient(state, message)
     if check.refusal:
-      self._out.send(state.member.process, msg.Rejected(check.refusal))
+      # It would wait for an answer, and the others for another gradient of it.
+      why = f"it sent {check.refusal}"
+      self._consequences.append(Evict(incarnation, why))
       return
     if incarnation in self._newcomers:
       late = not self._is_fresh(message.local_step)
