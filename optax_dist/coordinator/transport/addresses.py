@@ -170,6 +170,20 @@ def resolve(host: str) -> list[Ip]:
   return list(dict.fromkeys(_ip_of(candidate[4]) for candidate in candidates))
 
 
+def _check_interface(host: str) -> None:
+  """Refuses an address that is another one on each of this host's networks."""
+  address = _plain(host) if is_ip(host) else None
+  if address is None or address.version == 4 or not address.is_link_local:
+    return
+  _, _, interface = host.partition("%")
+  names = [name for _, name in socket.if_nameindex()]
+  if interface not in names and not interface.isdecimal():
+    raise ValueError(
+      f"{host} is link-local, so it needs the name of an interface of this host, as in"
+      f" {address}%{names[-1]}; the interfaces are {', '.join(names)}"
+    )
+
+
 def wait_for(host: str, timeout: float = math.inf) -> None:
   """Waits until a name is known, as that of a pod is soon after its start.
 
@@ -269,13 +283,14 @@ def own(bind: str | None, towards: str | None) -> Ip | None:
     The address; None if only this host is to connect.
 
   Raises:
-    ValueError: a host is unknown.
+    ValueError: a host is unknown, or link-local without an interface of this host.
   """
   if bind is not None:
     return bound(bind)
   if towards is None:
     return None
   try:
+    _check_interface(towards)
     return None if is_here(towards) else everywhere(towards)
   except ValueError as error:
     raise ValueError(

@@ -5,8 +5,11 @@ import os
 import pathlib
 import socket
 
+import jax.numpy as jnp
+import optax
 import pytest
 
+from optax_dist import coordinator
 from optax_dist.coordinator.transport import addresses
 
 
@@ -83,6 +86,22 @@ def test_an_unknown_host_is_named():
     addresses.bound("no.such.host.invalid")
   with pytest.raises(ValueError, match=r"bind='store\.\.svc' is no address"):
     addresses.bound("store..svc")
+
+
+@pytest.mark.parametrize("host", ["fe80::1", "fe80::1%no-such"])
+def test_a_link_local_address_needs_an_interface_of_this_host(host):
+  """It is refused at once: no interface would come while others wait for it."""
+  with pytest.raises(ValueError, match=r"needs the name of an interface.*lo"):
+    coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(3),
+      replica=0,
+      total_num_replicas=2,
+      coordinator_address=f"[{host}]:29300",
+      secret="of at least 16 bytes",
+      timeout=5.0,
+    )
+  addresses.own(None, "fe80::1%lo")
 
 
 def test_loopback_is_never_advertised_to_other_hosts(monkeypatch):
