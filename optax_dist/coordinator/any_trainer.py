@@ -30,6 +30,8 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 T = TypeVar("T")
 
+# Seconds within which a program ends after an error that nobody catches.
+_ENDS_WITHIN = 1.0
 # Options of `join` that a trainer's own loop can't use, each with the reason.
 _REFUSED = {
   "strategy": (
@@ -189,8 +191,9 @@ class CoordinatedOptimizer:
     """Yields batches until the run is over, then closes the replica.
 
     The replica leaves the run if the batches or the trainer end earlier, and on
-    SIGTERM, after its step. After the run's last step there is at least one more
-    batch: its update verifies that the trainer has the last parameters.
+    SIGTERM, after its step. It is lost if one of them raises an error. After the
+    run's last step there is at least one more batch: its update verifies that the
+    trainer has the last parameters.
 
     Yields:
       The batches.
@@ -255,9 +258,20 @@ class CoordinatedOptimizer:
       self.replica.heed(preempted)
     try:
       yield preempted
+    except GeneratorExit:
+      # The trainer has ended its loop, or it has raised an error: then the program is
+      # about to end with it, and says so to the others.
+      later = threading.Timer(_ENDS_WITHIN, self.close)
+      later.daemon = True
+      later.start()
+      raise
+    except BaseException as error:
+      self.close(error)
+      raise
+    else:
+      self.close()
     finally:
       preempted.remove()
-      self.close()
 
   # The transformation.
 

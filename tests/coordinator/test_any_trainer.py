@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import run_journals
+import waiting
 
 import optax_dist
 from optax_dist import coordinator
@@ -628,6 +630,35 @@ for batch in k_of_n.until_finished(range(20)):
   code, _, errors = program(text, JAX_NUM_CPU_DEVICES="1")
   assert code == 1
   assert errors.rstrip().endswith("ZeroDivisionError")
+
+
+@pytest.mark.parametrize("where", ["loop", "batches"])
+def test_a_replica_whose_program_fails_is_lost_and_has_not_left(
+  where, tmp_path
+):
+  """If it left, the run would end well without the others, or take fewer gradients."""
+  text = f"""
+import time
+def batches():
+  yield from range(3)
+  if {where!r} == "batches": raise ZeroDivisionError("its loader")
+  yield 3
+k_of_n._options["journal"] = {str(tmp_path / "journal.jsonl")!r}
+for batch in k_of_n.until_finished(batches()):
+  params, state = whole(params, state, x)
+  if batch == 3: raise ZeroDivisionError("its loop")
+"""
+  code, _, errors = program(text, JAX_NUM_CPU_DEVICES="1")
+  assert code == 1
+  path = tmp_path / "journal.jsonl"
+  ends = lambda: [
+    record
+    for record in run_journals.whole(path)
+    if record["kind"] in ("lost", "leave", "finish")
+  ]
+  waiting.until(ends)
+  assert ends()[0]["kind"] == "lost", errors
+  assert "it has raised ZeroDivisionError('its " in ends()[0]["reason"]
 
 
 def test_on_sigterm_the_replica_leaves_after_its_step():
