@@ -30,8 +30,6 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 T = TypeVar("T")
 
-# Seconds within which a program ends after an error that nobody catches.
-_ENDS_WITHIN = 1.0
 # Options of `join` that a trainer's own loop can't use, each with the reason.
 _REFUSED = {
   "strategy": (
@@ -191,7 +189,7 @@ class CoordinatedOptimizer:
     """Yields batches until the run is over, then closes the replica.
 
     The replica leaves the run if the batches or the trainer end earlier, and on
-    SIGTERM, after its step. It is lost if one of them raises an error. After the
+    SIGTERM, after its step. It is lost if the batches raise an error. After the
     run's last step there is at least one more batch: its update verifies that the
     trainer has the last parameters.
 
@@ -259,11 +257,7 @@ class CoordinatedOptimizer:
     try:
       yield preempted
     except GeneratorExit:
-      # The trainer has ended its loop, or it has raised an error: then the program is
-      # about to end with it, and says so to the others.
-      later = threading.Timer(_ENDS_WITHIN, self.close)
-      later.daemon = True
-      later.start()
+      self.close()  # The trainer has ended its loop.
       raise
     except BaseException as error:
       self.close(error)
