@@ -15,6 +15,8 @@ _CHIPS = 256
 _TOPOLOGY = "v5e:16x16"
 # Large enough that the compiler does not think of latency alone.
 _PARAMS = {"w": (1024, 1024), "v": (1024, 128), "b": (1024,)}
+# It takes the longer to compile bits, the more there are.
+_FEWER = {"w": (1024, 320), "b": (1024,)}
 _SMALL = 64 << 10
 _BYTES_OF = {"u8": 1, "s8": 1, "u32": 4, "f32": 4, "s32": 4}
 METHODS = {
@@ -44,9 +46,10 @@ def _received(text):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_packed_bytes_are_what_moves(name):
   method = METHODS[name]
+  shapes = _FEWER if name in ("sign", "quantize") else _PARAMS
   tx = optax_dist.cross_shard(aot.AXIS, compression=method, num_replicas=_CHIPS)
   params = {
-    k: jax.ShapeDtypeStruct(shape, jnp.float32) for k, shape in _PARAMS.items()
+    k: jax.ShapeDtypeStruct(shape, jnp.float32) for k, shape in shapes.items()
   }
   gradients = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(

@@ -43,23 +43,6 @@ def test_what_is_lost_before_the_first_step_and_after_the_last_costs_nothing():
   assert cost.each == pytest.approx(1.0)
 
 
-def test_a_loss_that_lasts_over_the_first_step_counts_from_there():
-  cost = losses.of(
-    [
-      *_change("join", 0.0, 0, 1),
-      *_change("lost", 1.0, 1),
-      *_steps([10.0, 11.0], 0),
-      *_change("join", 11.0, 1),
-      *_steps([12.0, 13.0, 14.0, 15.0], 0, 1),
-    ]
-  )
-  assert cost.losses == 1
-  assert cost.seconds == pytest.approx(10.0)
-  assert cost.bound == pytest.approx(0.9)
-  assert cost.kept == pytest.approx(0.9)
-  assert cost.each == pytest.approx(1.0)
-
-
 def test_replicas_that_join_later_or_leave_are_not_missing():
   cost = losses.of(
     [
@@ -78,24 +61,6 @@ def test_replicas_that_join_later_or_leave_are_not_missing():
   assert cost.seconds == pytest.approx(3 * 2 + 4 * 4 + 3 * 3)
   assert cost.each == pytest.approx(1.0)
   assert cost.bound == pytest.approx(1 - 1 / 31)
-
-
-def test_two_that_are_lost_at_once_are_both_missing():
-  cost = losses.of(
-    [
-      *_change("join", 0.0, 0, 1, 2),
-      *_steps([1.0, 2.0, 3.0, 4.0], 0, 1, 2),
-      *_change("lost", 4.0, 1, 2),
-      *_steps([5.0], 0),
-      *_change("join", 5.0, 1),
-      *_steps([6.0], 0, 1),
-    ]
-  )
-  # One of them never comes back.
-  assert (cost.losses, cost.seconds) == (2, pytest.approx(15.0))
-  assert cost.bound == pytest.approx(12 / 15)
-  assert cost.kept == pytest.approx(12 / 15)
-  assert cost.each == pytest.approx(1.5)
 
 
 def test_a_part_of_a_round_counts_as_the_part_that_it_is():
@@ -127,34 +92,3 @@ def test_cores_that_a_loss_frees_for_the_others_hide_no_cost():
   )
   assert cost.kept == pytest.approx(cost.bound)
   assert cost.each == pytest.approx(10.0)
-
-
-def test_who_waited_for_what_was_lost_computes_more_without_it():
-  cost = losses.of(
-    [
-      *_change("join", 0.0, 0, 1, 2),
-      *(_commit(3.0 * i, {0: 1.0, 1: 1.0, 2: 3.0}) for i in range(1, 6)),
-      *_change("lost", 15.0, 2),
-      *_steps([16.0, 17.0, 18.0, 19.0], 0, 1),
-    ]
-  )
-  assert cost.kept > 1
-
-
-def test_with_backup_replicas_others_take_the_place_of_what_is_lost():
-  """Two of three gradients count in each step, whoever is there."""
-
-  def step(time, dropped):
-    yield _commit(time, {r: 1.0 for r in range(3) if r != dropped})
-    gradient = {"replica": dropped, "count": 1, "compute": 1.0, "age": 0.0}
-    yield gradient | {"kind": "drop", "time": time, "reason": "stale"}
-
-  records = [
-    *_change("join", 0.0, 0, 1, 2),
-    *(record for i in range(1, 7) for record in step(float(i), i % 3)),
-    *_change("lost", 6.0, 2),
-    *_steps([7.0, 8.0, 9.0], 0, 1),
-  ]
-  cost = losses.of(records)
-  assert cost.kept == pytest.approx(1.0)
-  assert cost.bound == pytest.approx(1 - 3 / 24)

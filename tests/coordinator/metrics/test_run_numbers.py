@@ -5,7 +5,7 @@ import time
 import pytest
 import run_journals
 
-from optax_dist.coordinator import journal, journal_tail
+from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import run_numbers
 
 
@@ -169,14 +169,6 @@ def test_a_job_that_is_dead_is_told_from_one_that_waits(monkeypatch):
   assert [values(numbers)[name,] for name in ages] == [0, 0, 0]
 
 
-def test_a_journal_without_the_runs_beginning_has_a_clock(monkeypatch):
-  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-  numbers = run_journals.numbers_of(_commit(7, 5.0, member(0)))
-  monkeypatch.setattr(time, "monotonic", lambda: 1060.0)
-  assert numbers.now() == pytest.approx(65.0)
-  assert values(numbers)["commit_age_seconds",] == pytest.approx(60.0)
-
-
 def test_a_replica_that_comes_back_is_in_again_and_keeps_its_losses():
   numbers = run_journals.numbers_of(
     _record("join", 0.0, replica="a"),
@@ -209,15 +201,6 @@ def test_samples_that_are_given_up_are_counted():
   skips = commit(11, 2.0, member(0)) | {"skipped": [[4, 8], [12, 14]]}
   numbers.update([commit(10, 1.0, member(0)), skips])
   assert values(numbers)["samples_skipped",] == 6
-
-
-def test_restarts_and_abandoned_rounds_are_counted():
-  numbers = run_journals.numbers_of(
-    _record("coordinator", 0.0, epoch=0),
-    _record("abandon", 1.0),
-    _record("coordinator", 2.0, epoch=1),
-  )
-  assert (numbers.restarts, numbers.abandoned) == (1, 1)
 
 
 def test_the_rate_is_of_the_last_steps_and_falls_while_none_comes(monkeypatch):
@@ -274,27 +257,3 @@ def test_process_of_a_replica_and_its_end_are_known():
   assert one.ended == "was ended by SIGKILL"
   numbers.update([process | {"pid": 8}])
   assert (one.pid, one.ended) == (8, "")
-
-
-def test_what_is_not_known_is_passed_over():
-  numbers = run_journals.numbers_of(
-    _record("of a later version", 4.0, replica=9)
-  )
-  assert (numbers.times.end, numbers.replicas) == (4.0, {})
-
-
-def test_time_goes_on_after_the_last_record(tmp_path):
-  path = tmp_path / "run.jsonl"
-  with journal.Journal(path) as written:
-    run_journals.begin(written)
-    for step in range(3):
-      run_journals.commit(written, step, 0, 1, 2, at=1.0 + step)
-    numbers = run_numbers.RunNumbers()
-    tail = journal_tail.Tail(path)
-    numbers.update(tail.read(), tail.age)
-    assert 3.0 <= numbers.now() < 60.0
-    # It goes on from there.
-    then = numbers.now()
-    time.sleep(0.01)
-    assert then < numbers.now() < 60.0
-    assert numbers.rate() > 0.01

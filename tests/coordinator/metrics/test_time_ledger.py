@@ -222,13 +222,6 @@ def test_a_simulation_has_the_same_categories(tmp_path):
     )
 
 
-def test_a_journal_without_replicas_has_no_ledger():
-  with pytest.raises(ValueError, match="nothing to report"):
-    time_ledger.of([{"kind": "run", "time": 0.0}])
-  with pytest.raises(ValueError, match="nothing to report"):
-    time_ledger.of([])
-
-
 def test_counting_while_it_goes_on_gives_the_same(tmp_path):
   """After each record, what was counted so far is what a whole run would have."""
   path = tmp_path / "run.jsonl"
