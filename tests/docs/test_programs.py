@@ -1,10 +1,12 @@
-"""What the benchmarks, pictures and examples use of the package exists."""
+"""What benchmarks, pictures, examples and pages use of the package exists."""
 
 import ast
 import importlib
 import importlib.util
 import inspect
 import pathlib
+import re
+import textwrap
 
 import pytest
 
@@ -18,6 +20,9 @@ _PROGRAMS = [
   for path in sorted((_ROOT / folder).rglob("*.py"))
   if "_build" not in path.parts
 ]
+#: Those whose blocks of `py` no test runs as they stand: they are parts of programs.
+_PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
+_MODULES = ("optax_dist", "optax_dist.coordinator")
 _JOIN = {*inspect.signature(coordinator.join).parameters}
 _JOIN |= set(options.Options.__dataclass_fields__)
 
@@ -65,4 +70,50 @@ coordinator.join(1, 2, replica=0, nothing=3, wire="float32", **rest)
     "optax_dist.coordinator.nowhere.other",
     "optax_dist.coordinator.nothing",
     "nothing",
+  ]
+
+
+def _parts(text):
+  """The blocks of a page that are parts of programs, if they are whole lines."""
+  pattern = r"^( *)```(?:py|text)\n(.*?)^\1```$"
+  for _, block in re.findall(pattern, text, re.MULTILINE | re.DOTALL):
+    try:
+      yield ast.parse(textwrap.dedent(block))
+    except SyntaxError:
+      continue  # What is printed, or a call that goes on elsewhere.
+
+
+def _unknown(tree):
+  """What a part of a program reads from modules that have no such name."""
+  for node in ast.walk(tree):
+    match node:
+      case ast.Attribute(ast.Name(name), attribute):
+        for module in _MODULES:
+          if name == module.rpartition(".")[2]:
+            found = importlib.import_module(module)
+            full = f"{module}.{attribute}"
+            if not hasattr(found, attribute) and not _is_module(full):
+              yield full
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda path: path.name)
+def test_what_a_part_of_a_program_uses_exists(page):
+  for tree in _parts(page.read_text("utf-8")):
+    assert not [*_missing(tree), *_unknown(tree)]
+
+
+def test_what_a_part_of_a_program_lacks_is_found():
+  text = """
+* See:
+
+  ```py
+  with coordinator.join(optax_dist.nowhere(), every=3) as replica:
+    coordinator.leave(replica)
+  ```
+"""
+  (tree,) = _parts(text)
+  assert list(_missing(tree)) == ["every"]
+  assert sorted(_unknown(tree)) == [
+    "optax_dist.coordinator.leave",
+    "optax_dist.nowhere",
   ]

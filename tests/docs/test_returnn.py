@@ -82,7 +82,7 @@ gradient_noise gradient_clip_global_norm_tag global_norm_tag updater_opts
 extra_updates horovod_scale_lr learning_rate_control_error_measure amsgrad dampening
 adafactor asgd lbfgs muon rprop sparseadam returnn.torch.optim.lion.lion nadam
 num_allowed_consec_invalid_gradient_steps grad_clip param_groups_custom
-torch_distributed reset_updater_vars_mod_step pretrain
+torch_distributed torch_amp grad_scaler reset_updater_vars_mod_step pretrain
 pretrain_learning_rate""".split()  # noqa: SIM905
 
 
@@ -406,10 +406,15 @@ def test_first_steps_of_nadam():
     np.testing.assert_allclose(-updates, float(want), rtol=1e-3)
 
 
-def test_steps_that_are_not_finite_are_skipped():
+@pytest.mark.parametrize(
+  "option", ["num_allowed_consec_invalid_gradient_steps", "torch_amp"]
+)
+def test_steps_that_are_not_finite_are_skipped(option):
   header = ("RETURNN", "what its PyTorch backend does", "here")
-  row = _row("num_allowed_consec_invalid_gradient_steps", header)
-  tx = optimizers.from_returnn_config({"class": "sgd"}, 0.1, backend="torch")
+  row = _row(option, header)
+  config = {"optimizer": {"class": "sgd"}, "backend": "torch"}
+  config |= {"torch_amp": "float16", "grad_scaler": {}}  # Not read.
+  tx = optimizers.from_returnn_config(config, 0.1)
   tx = eval(_call(row, "optax."), {"optax": optax, "tx": tx, "n": 2})
   params = jnp.ones(2)
   state = tx.init(params)
