@@ -93,6 +93,37 @@ def test_the_readmes_program_with_the_coordinator_is_complete(tmp_path):
   assert all(float(loss) < 0.5 for loss in losses)
 
 
+@pytest.mark.nightly  # tests/examples has the example's replica killed, too.
+def test_the_readmes_run_with_a_kill_is_drawn(tmp_path):
+  text = (_ROOT / "README.md").read_text("utf-8")
+  (commands,) = re.findall(
+    r"^```sh\n([^`]*--chaos.*?)\n```$", text, re.M | re.S
+  )
+  (tmp_path / "examples").symlink_to(_ROOT / "examples")
+  starts = {
+    ".venv/bin/optax-dist": [sys.executable, "-m", "optax_dist"],
+    ".venv/bin/python": [sys.executable],
+  }
+  printed = []
+  for command in commands.splitlines():
+    program, *words = shlex.split(command)
+    ran = subprocess.run(
+      [*starts[program], *words],
+      cwd=tmp_path,
+      env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_ROOT)},
+      capture_output=True,
+      text=True,
+      timeout=600,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    printed.append(ran.stdout)
+  launched, watched, _ = printed
+  assert len(re.findall(r"\[replica 1\] process \d+ starts", launched)) == 2
+  assert len(set(re.findall(r"ends at step 200, (\w+)", launched))) == 1
+  assert watched.startswith("step 200, ")
+  assert (tmp_path / "runs/killed/timeline.png").stat().st_size > 10_000
+
+
 @pytest.mark.skipif(bool(hosts.not_permitted()), reason=hosts.not_permitted())
 def test_the_program_on_a_slow_network_is_complete(tmp_path):
   text = (_ROOT / "docs" / "how_to.md").read_text("utf-8")
