@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +31,8 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 T = TypeVar("T")
 
+# Seconds within which a program ends after an error that nobody catches.
+_ENDS_WITHIN = 1.0
 # Options of `join` that a trainer's own loop can't use, each with the reason.
 _REFUSED = {
   "strategy": (
@@ -189,7 +192,7 @@ class CoordinatedOptimizer:
     """Yields batches until the run is over, then closes the replica.
 
     The replica leaves the run if the batches or the trainer end earlier, and on
-    SIGTERM, after its step. It is lost if the batches raise an error. After the
+    SIGTERM, after its step. It is lost if one of them raises an error. After the
     run's last step there is at least one more batch: its update verifies that the
     trainer has the last parameters.
 
@@ -257,7 +260,14 @@ class CoordinatedOptimizer:
     try:
       yield preempted
     except GeneratorExit:
-      self.close()  # The trainer has ended its loop.
+      # The trainer has ended its loop, or has raised an error, with which the program
+      # is about to end: then it says so to the others.
+      if sys.is_finalizing():  # It has.
+        self.close()
+      else:
+        later = threading.Timer(_ENDS_WITHIN, self.close)
+        later.daemon = True
+        later.start()
       raise
     except BaseException as error:
       self.close(error)

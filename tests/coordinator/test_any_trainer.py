@@ -632,14 +632,20 @@ for batch in k_of_n.until_finished(range(20)):
   assert errors.rstrip().endswith("ZeroDivisionError")
 
 
-def test_a_replica_whose_batches_fail_is_lost_and_has_not_left(tmp_path):
+@pytest.mark.parametrize("where", ["loop", "batches"])
+def test_a_replica_whose_program_fails_is_lost_and_has_not_left(
+  where, tmp_path
+):
   """If it left, the run would end well without the others, or take fewer gradients."""
   text = f"""
 def batches():
   yield from range(3)
-  raise ZeroDivisionError("its loader")
+  if {where!r} == "batches": raise ZeroDivisionError("its loader")
+  yield 3
 k_of_n._options["journal"] = {str(tmp_path / "journal.jsonl")!r}
-train(whole, k_of_n.until_finished(batches()))
+for batch in k_of_n.until_finished(batches()):
+  params, state = whole(params, state, x)
+  if batch == 3: raise ZeroDivisionError("its loop")
 """
   code, _, errors = program(text, JAX_NUM_CPU_DEVICES="1")
   assert code == 1
