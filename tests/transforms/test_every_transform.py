@@ -90,6 +90,19 @@ def test_integers_are_refused_by_name(kind, map_name):
 
 
 @every_kind
+def test_gradients_of_integers_are_refused_by_name(kind):
+  tx, params = _tx(kind), {"w": jnp.ones(2), "n": jnp.arange(2)}
+
+  def step(x):
+    loss = lambda params: jnp.sum(params["w"] * x)
+    gradient = jax.grad(loss, allow_int=True)(params)
+    return tx.update(gradient, tx.init(params), params)[0]["w"]
+
+  with pytest.raises(TypeError, match=r"updates\['n'\] is float0\. Leave it"):
+    maps.run("vmap", step, np.ones((N, 2), np.float32), size=N)
+
+
+@every_kind
 @pytest.mark.parametrize(
   ("updates", "said"),
   [

@@ -38,9 +38,11 @@ def check_dtype(
   """
   dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
   if not jnp.issubdtype(dtype, jnp.inexact):
+    # The gradient of an integer, which NumPy calls [('float0', 'V')].
+    shown = "float0" if dtype == jax.dtypes.float0 else dtype
     raise TypeError(
       f"{transform_name} aggregates floating-point and complex updates, but"
-      f" {name_of(path)} is {dtype}. Leave it out (None, or optax.masked), or"
+      f" {name_of(path)} is {shown}. Leave it out (None, or optax.masked), or"
       " cast it."
     )
 
