@@ -240,11 +240,30 @@ def used() -> dict[str, float]:
   }
 
 
-def peak_bytes() -> int:
-  """The most memory that this process has had, shared memory that it read included."""
-  lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-  (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-  return 1024 * int(peak)
+class Memory:
+  """Watches what this process takes from now on: of shared pages, its share."""
+
+  def __init__(self, seconds: float = 0.002):
+    """Looks every so many seconds, in a thread."""
+    self._seconds = seconds
+    self._before = self._peak = _memory()
+    threading.Thread(target=self._watch, daemon=True).start()
+
+  def most(self) -> int:
+    """The most bytes since the last call, beyond those at the beginning."""
+    peak, self._peak = self._peak, 0
+    return peak - self._before
+
+  def _watch(self) -> None:
+    while True:
+      self._peak = max(self._peak, _memory())
+      time.sleep(self._seconds)
+
+
+def _memory() -> int:
+  lines = pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines()
+  (share,) = [line.split()[1] for line in lines if line.startswith("Pss:")]
+  return 1024 * int(share)
 
 
 def say(**fields: Any) -> None:

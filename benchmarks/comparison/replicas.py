@@ -107,7 +107,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
       key: said[0][key]
       for key in (
         *("steps", "seconds", "steps_per_second", "seconds_per_step"),
-        *("cpu_seconds_per_step", "page_faults_per_step", "peak_bytes"),
+        *("cpu_seconds_per_step", "page_faults_per_step"),
+        *("memory_joining", "memory", "peak_memory"),
       )
     }
 
@@ -179,6 +180,7 @@ def _replica(args: argparse.Namespace) -> None:
   if args.in_thread:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
   index = int(args.role)
+  memory = processes.Memory()
   params = [
     jnp.ones(args.params // args.leaves, jnp.float32)
     for _ in range(args.leaves)
@@ -204,6 +206,7 @@ def _replica(args: argparse.Namespace) -> None:
     data=coordinator.Batches(1 << 20, 64, epochs=None) if args.data else None,
   ) as replica:
     del params
+    joining = memory.most()
     processes.say(ready=True)
     go.wait()
     if args.kill:
@@ -217,7 +220,8 @@ def _replica(args: argparse.Namespace) -> None:
       slow = args.slow if index == args.replicas - 1 else 1.0
       draws = iter(slow * latency.draw(rng, 100_000))
       compute = lambda: _sleep(replica, float(next(draws)), args)
-    _measure(replica, gradient, compute, args, first=index == 0)
+    used = _measure(replica, gradient, compute, args, memory, first=index == 0)
+    processes.say(**used, memory_joining=joining)
   processes.leave()
 
 
@@ -242,7 +246,9 @@ def _sleep(replica, seconds: float, args: argparse.Namespace) -> bool:
   return True
 
 
-def _measure(replica, gradient, compute, args, first: bool) -> None:
+def _measure(
+  replica, gradient, compute, args, memory, first: bool
+) -> dict[str, float]:
   """Makes steps until the run is over, which the first replica decides."""
   samples = replica.batches() if args.data else None
 
@@ -262,6 +268,7 @@ def _measure(replica, gradient, compute, args, first: bool) -> None:
   used = processes.used()
   begin = end = time.monotonic()
   after, last = before, start
+  most = [memory.most()]
   while not replica.finished:
     if first and (
       last >= WARM_UP + args.steps
@@ -271,22 +278,24 @@ def _measure(replica, gradient, compute, args, first: bool) -> None:
       break
     if step():
       after, last, end = replica.stats(), replica.global_step, time.monotonic()
+      most.append(memory.most())
   used = {k: v - used[k] for k, v in processes.used().items()}
   if first:
     replica.finish()
   steps, seconds = last - start, max(end - begin, 1e-9)
-  processes.say(
-    counted=steps,
-    steps=steps,
-    seconds=seconds,
-    steps_per_second=steps / seconds,
-    seconds_per_step=seconds / max(1, steps),
-    bytes_in=after["bytes_in"] - before["bytes_in"],
-    bytes_out=after["bytes_out"] - before["bytes_out"],
-    gradients=after["gradients"],
-    peak_bytes=processes.peak_bytes(),
+  return {
+    "counted": steps,
+    "steps": steps,
+    "seconds": seconds,
+    "steps_per_second": steps / seconds,
+    "seconds_per_step": seconds / max(1, steps),
+    "bytes_in": after["bytes_in"] - before["bytes_in"],
+    "bytes_out": after["bytes_out"] - before["bytes_out"],
+    "gradients": after["gradients"],
+    "memory": statistics.median(most),
+    "peak_memory": max(most),
     **{f"{k}_per_step": v / max(1, steps) for k, v in used.items()},
-  )
+  }
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,10 +8,11 @@ counted), joins and leaves. Prints a row of medians, in seconds, for each number
 float32 parameters: from the start of the process until `main`; until all is imported;
 until the gradient is compiled; until the process is a member; until it has the
 parameters; their sum; the longest time without a step of the other replica meanwhile,
-beside its usual step; and the most resident memory of both, in GiB.
+beside its usual step; and the most memory of both, as multiples of the parameters'.
 """
 
 import argparse
+import contextlib
 import itertools
 import os
 import pathlib
@@ -22,6 +23,7 @@ import time
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "comparison"))
 
+import between_hosts
 import goodput
 import processes
 
@@ -32,32 +34,41 @@ def measure(args, millions):
   """Runs the coordinator and the replicas; returns a row of the table."""
   from optax_dist.coordinator.server import process
 
-  with (
-    tempfile.TemporaryDirectory(prefix="join-time-") as folder,
-    process.start(b"", port=0) as server,
-    processes.group(args.timeout) as group,
-  ):
+  with contextlib.ExitStack() as stack:
+    enter = stack.enter_context
+    folder = enter(tempfile.TemporaryDirectory(prefix="join-time-"))
+    if args.between == "nothing":
+      address = enter(process.start(b"", port=0)).address
+      within = [], []
+    else:
+      hosts = enter(between_hosts.made(2, args.between, args.rate))
+      address = f"{hosts.address(0)}:29300"
+      within = [["ip", "netns", "exec", name] for name in hosts.names]
+    group = enter(processes.group(args.timeout))
     command = [
       *(sys.executable, os.path.abspath(__file__)),
-      *("--address", server.address, "--folder", folder),
+      *("--address", address, "--folder", folder, "--between", args.between),
       *("--size", str(int(millions * 1e6)), "--pause", str(args.pause)),
     ]
     env = {
       # Large arrays go back to the system, as they do without a setting.
       "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
       "JAX_PLATFORMS": "cpu",
+      "TMPDIR": folder,  # The log of another run is not found.
       "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled",
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    stays = group.start("replica 0", [*command, "--role", "0"], env)
+    stays = group.start("replica 0", [*within[0], *command, "--role", "0"], env)
     marks = []
     for i in range(args.joins + 1):
       if i == 1:
         group.wait_for(stays)
-      joins = group.start(f"join {i}", [*command, "--role", "1"], env)
+      joins = group.start(
+        f"join {i}", [*within[1], *command, "--role", "1"], env
+      )
       marks.append(group.wait_for(joins))
       joins.popen.wait()
-      time.sleep(args.between)
+      time.sleep(args.rest)
     group.go(stays)
     stayed = group.wait_for(stays)
     members = _members(pathlib.Path(folder, "journal.jsonl"))
@@ -111,12 +122,12 @@ def _replica(args):
   from optax_dist import coordinator
 
   imported = time.time()
+  memory = processes.Memory()
   gradient = jax.jit(lambda x: x * 1e-3)
   params = jnp.ones(args.size, jnp.float32)
   gradient(params).block_until_ready()
   compiled = time.time()
   stays = args.role == "0"
-  memory = lambda: processes.peak_bytes() / 2**30
   times = []
   with coordinator.join(
     optax.sgd(0.01),
@@ -125,7 +136,8 @@ def _replica(args):
     total_num_replicas=2,
     coordinator_address=args.address,
     replica=int(args.role),
-    start_coordinator=False,
+    start_coordinator=stays and args.between != "nothing",
+    secret=None if args.between == "nothing" else "of these hosts alone",
     lower_on_loss=True,
     lower_on_leave=True,
     journal=pathlib.Path(args.folder, "journal.jsonl"),
@@ -143,11 +155,11 @@ def _replica(args):
       if len(times) == 3:
         processes.say(ready=True)
   if stays:
-    processes.say(times=times, memory=memory())
+    processes.say(times=times, memory=memory.most() / (4 * args.size))
   else:
     started = goodput.started()
     marks = [started, goodput.BORN, imported, compiled, joined]
-    processes.say(marks=marks, memory=memory())
+    processes.say(marks=marks, memory=memory.most() / (4 * args.size))
   processes.leave()
 
 
@@ -158,7 +170,9 @@ def _main():
   add = parser.add_argument
   add("--millions", type=float, nargs="+", default=[1.0, 100.0, 400.0])
   add("--joins", type=int, default=5)
-  add("--between", type=float, default=3.0, help="seconds between joins")
+  add("--rest", type=float, default=3.0, help="seconds between joins")
+  add("--between", choices=between_hosts.KINDS, default="nothing")
+  add("--rate", type=float, default=0.0, help="bits per second, on a bridge")
   add("--pause", type=float, default=0.2, help="seconds of a gradient")
   add("--timeout", type=float, default=600.0, help="seconds for each size")
   for name in ("--role", "--address", "--folder", "--size"):
@@ -168,7 +182,7 @@ def _main():
     _replica(args)
     return
   processes.launch(apart=False)
-  names = ["parameters", *_PARTS, "in all", "longest pause", "step", "GiB"]
+  names = ["parameters", *_PARTS, "in all", "longest pause", "step", "memory"]
   print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
   for millions in args.millions:
     print(f"| {' | '.join(measure(args, millions))} |", flush=True)

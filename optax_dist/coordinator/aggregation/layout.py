@@ -15,7 +15,7 @@ import numpy as np
 from optax_dist.coordinator.aggregation import wire_formats as wires
 
 # XLA takes arrays as they are from multiples of it.
-_ALIGNED_BYTES = 64
+ALIGNED_BYTES = 64
 # Elements: a multiple of every quantum, and small enough for a core's cache.
 CHUNK = 256 * 252
 
@@ -168,7 +168,7 @@ def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
     groups.append(DtypeBuffer(codec, start, elements, offset))
     start += elements
     nbytes = codec.nbytes(elements)
-    offset += -(-nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+    offset += -(-nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
   places = []
   for leaf, size, (group, first) in zip(leaves, sizes, positions, strict=True):
     codec, dtype = codecs[group], np.dtype(leaf.dtype)

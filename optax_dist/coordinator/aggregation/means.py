@@ -26,6 +26,7 @@ def write(
   in_place: bool = False,
   terms: int = 1,
   in_tree: bool = False,
+  check: bool = True,
 ) -> list[memoryview] | None:
   """Encodes leaves into a buffer of their layout.
 
@@ -39,9 +40,10 @@ def write(
     terms: how many such gradients a step adds up. A number so large that their sum
       could overflow counts as not finite: the mean would not be.
     in_tree: whether sums of some of them are sent, see `tree_sums`.
+    check: whether all numbers have to be finite.
 
   Returns:
-    Their bytes, in order; None if not all numbers are finite.
+    Their bytes, in order; None if not all numbers are finite that have to be.
 
   Example:
     >>> leaves = [np.ones(3, np.float32)]
@@ -57,7 +59,9 @@ def write(
   stay: dict[int, memoryview] = {}
   for leaf, array in zip(layout.leaves, leaves, strict=True):
     codec, start, stop = leaf.codec, leaf.begin, leaf.end
-    most = wires.largest(leaf.dtype, codec, terms, in_tree)
+    most = math.inf
+    if check:
+      most = wires.largest(leaf.dtype, codec, terms, in_tree)
     if in_place and _may_stay(array, leaf, codec):
       flat = np.asarray(array).reshape(-1)
       finite &= _is_within(flat, codec, most)

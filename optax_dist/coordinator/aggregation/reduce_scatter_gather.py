@@ -22,8 +22,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from optax_dist.coordinator.aggregation.gradient import Gradient
 from optax_dist.coordinator.aggregation.reducer import Reducer, Sum
+from optax_dist.coordinator.aggregation.scattered import Scattered
 from optax_dist.coordinator.protocol import (
   deadlines,
   effects,
@@ -123,7 +123,7 @@ class _Round:
   mean: memoryview | None
   readers: list[str]
   missing: int
-  gradient: Gradient | None = None
+  gradient: Scattered | None = None
   timed: float | None = None
   answered: bool = False
 
@@ -182,7 +182,7 @@ class Aggregations:
     self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
 
   def begin(
-    self, effect: effects.Aggregate, gradient: Gradient | None = None
+    self, effect: effects.Aggregate, gradient: Scattered | None = None
   ) -> None:
     """Takes part in an aggregation: with a gradient, or as a reader."""
     round_ = self._made(effect)
@@ -351,7 +351,7 @@ class Aggregations:
     self._transport.expect(process, number, into, in_place)
 
   def _send_gradient(
-    self, round_: _Round, piece: _Piece, gradient: Gradient
+    self, round_: _Round, piece: _Piece, gradient: Scattered
   ) -> None:
     """Sends a piece of the own gradient to the member that averages it."""
     assert round_.me is not None

@@ -9,10 +9,10 @@ import numpy as np
 
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.aggregation import (
-  gradient,
   means,
   reduce_scatter_gather,
   reducer,
+  scattered,
   snapshots,
 )
 from optax_dist.coordinator.protocol import effects as fx
@@ -122,7 +122,7 @@ class Arrays:
       return
     self._exchange = effect.round, own[-1], time.monotonic()
     whole = [part for sequence in own for part in self._gradients[sequence]]
-    self._aggregations.begin(effect, gradient.Gradient(whole))
+    self._aggregations.begin(effect, scattered.Scattered(whole))
 
   def release(self, effect: fx.Release) -> None:
     """Executes `Release`."""
@@ -157,8 +157,8 @@ class Arrays:
     """Executes `Serve`."""
     phases.reach("serving", self._replica)
     published = self.states.published
-    write = lambda out: self.states.write(published, out)
-    serve = lambda: self._snapshots.serve(effect, published.step, write)
+    parts = lambda: self.states.parts(published)
+    serve = lambda: self._snapshots.serve(effect, published.step, parts)
     published.then(serve)
 
   def fetch_snapshot(self, effect: messages.Fetch) -> None:

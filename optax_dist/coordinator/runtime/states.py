@@ -24,13 +24,17 @@ import numpy as np
 
 from optax_dist.coordinator.aggregation import layout, means
 from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
-from optax_dist.coordinator.fingerprints import as_numpy, fingerprint
+from optax_dist.coordinator.fingerprints import as_numpy, fingerprint, words_of
 from optax_dist.coordinator.runtime import trees
 from optax_dist.coordinator.strategies import hyperparams
 
 # What takes longer is done in the background, so that messages go on meanwhile: a
 # snapshot or a fingerprint of more bytes, an update of more seconds.
 _SMALL = 256 << 10
+# A state of more bytes is not computed beside the gradient that it comes from.
+_LARGE = 64 << 20
+# A smaller array of a snapshot would keep all of its memory, perhaps for ever.
+_COPIED = 64 << 10
 _QUICK = 0.005
 
 
@@ -178,6 +182,8 @@ class States:
     """
     self.published = State(step, initial, inner)
     self._speculative: State | None = None
+    # What computes it once it is published; None if it is computed.
+    self._postponed: Callable[[], Any] | None = None
     self._apply = apply
     leaves, self._tree = jax.tree.flatten((initial, inner))
     # Not the leaves, which would live as long as this.
@@ -197,7 +203,10 @@ class States:
     changes: Mapping[str, float] = types.MappingProxyType({}),
     reused: bool = True,
   ) -> None:
-    """Computes the state after the published one.
+    """Computes the state after the published one, before it is published.
+
+    A large one waits for that: the gradient is freed then, so both don't take
+    memory at once.
 
     Args:
       read: returns the leaves of the mean.
@@ -221,9 +230,12 @@ class States:
       after.inner = hyperparams.carried(value, self.inner)
       return value
 
+    self._postponed = None
     if self._shards is None and base.is_ready and self._is_quick:
       # Waking another thread takes about as long.
       after.compute(work)
+    elif self.nbytes > _LARGE:
+      self._postponed = work
     else:
       self._compute(after, work)
 
@@ -232,10 +244,13 @@ class States:
     assert self._speculative is not None
     assert self._speculative.step == step
     self.published, self._speculative = self._speculative, None
+    work, self._postponed = self._postponed, None
+    if work is not None:
+      self._compute(self.published, work)
 
   def restore(self, step: int, raw: np.ndarray) -> None:
-    """Continues from the bytes that `write` wrote on another replica."""
-    self._speculative = None
+    """Continues from the bytes that `parts` has on another replica."""
+    self._speculative = self._postponed = None
     after = self.published = State(step)
 
     def work() -> Any:
@@ -254,13 +269,17 @@ class States:
     """
     self.inner, self._is_own = inner, True
 
-  def write(self, state: State, out: np.ndarray) -> None:
-    """Writes a state's bytes."""
+  def parts(self, state: State) -> list[memoryview]:
+    """A state's bytes in order, where they are; they stay as they are."""
     value = state.get()
     leaves = jax.tree.leaves((value, state.inner))
     if self._shards is not None:
       leaves = self._shards.split(leaves)
-    means.write([as_numpy(leaf) for leaf in leaves], self._layout, out)
+    words = [words_of(leaf)[0] for leaf in leaves]
+    out = np.empty(self.nbytes, np.uint8)
+    parts = means.write(words, self._layout, out, in_place=True, check=False)
+    assert parts is not None
+    return parts
 
   def fingerprint(self, state: State, done: Callable[[str], None]) -> None:
     """Computes a digest; `done` is called on the event loop."""
@@ -290,7 +309,11 @@ class States:
     if self._shards is not None:
       return jax.tree.unflatten(self._tree, self._shards.join(arrays))
     pairs = zip(self._restorers, arrays, strict=True)
-    leaves = [restore(array) for restore, array in pairs]
+    # The others stay where they were received.
+    leaves = [
+      restore(array.copy() if array.nbytes < _COPIED else array)
+      for restore, array in pairs
+    ]
     return jax.tree.unflatten(self._tree, leaves)
 
 

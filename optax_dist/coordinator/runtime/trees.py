@@ -70,17 +70,17 @@ def leaves_of(tree: Any) -> list[Any]:
 
 
 def restorer(leaf: Any) -> Callable[[Any], Any]:
-  """What puts copies of arrays on the devices of a leaf, which it does not keep.
+  """What puts arrays on the devices of a leaf, which it does not keep.
 
-  The words of a random key become a key.
+  Nobody may write to the memory of the arrays any more. The words of a random key
+  become a key.
   """
-  # Copies, since JAX may take over the memory, which must not be a view.
   if not isinstance(leaf, jax.Array):
-    return lambda array: array.copy()
+    return lambda array: array
   sharding = leaf.sharding if leaf.committed else None
   _, kind = words_of(leaf)
   if kind is None:
-    return lambda array: jax.device_put(array.copy(), sharding)
+    return lambda array: jax.device_put(array, sharding)
   wrap = functools.partial(jax.random.wrap_key_data, impl=kind)
   return lambda array: jax.device_put(wrap(jnp.array(array)), sharding)
 

@@ -125,5 +125,6 @@ def _restored(
   trees.check_like("inner_state", words, trees.leaves_of(fresh))
   leaves, tree = jax.tree.flatten(fresh)
   pairs = zip(words, leaves, strict=True)
-  made = [trees.restorer(leaf)(array) for array, leaf in pairs]
+  # Copies: the caller may write to its own.
+  made = [trees.restorer(leaf)(np.array(array)) for array, leaf in pairs]
   return jax.tree.unflatten(tree, made)

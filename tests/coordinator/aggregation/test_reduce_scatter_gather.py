@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from optax_dist import ledger
-from optax_dist.coordinator.aggregation import gradient as gradients
 from optax_dist.coordinator.aggregation import (
   layout as layouts,
 )
@@ -18,6 +17,7 @@ from optax_dist.coordinator.aggregation import (
   means,
   nodes,
   reducer,
+  scattered,
   wire_formats,
 )
 from optax_dist.coordinator.aggregation import (
@@ -151,7 +151,7 @@ class Side:
       )
       own = slots[index] if index < len(slots) else ()
       self.written = self.nodes(own, count)
-    self.gradient = gradients.Gradient(self.written)
+    self.gradient = scattered.Scattered(self.written)
     self.answers = []
     self.all = aggregation.Aggregations(
       self.transport,
@@ -378,7 +378,7 @@ def test_a_gradient_that_is_apart_is_averaged_to_the_bit(
     (whole,) = side.written
     ends = sorted({0, 64, *range(0, whole.nbytes, 30_000 + 10_000 * index)})
     parts = [whole[a:b] for a, b in itertools.pairwise([*ends, whole.nbytes])]
-    side.gradient = gradients.Gradient([whole[:0], *parts])
+    side.gradient = scattered.Scattered([whole[:0], *parts])
     del whole, parts
   group.average()
   everyone_has(group, by_hand(group.sides[:members]))

@@ -7,7 +7,7 @@ import near_transports
 import numpy as np
 import pytest
 
-from optax_dist.coordinator.aggregation import snapshots
+from optax_dist.coordinator.aggregation import layout, snapshots
 from optax_dist.coordinator.protocol import inputs, messages
 
 STATE = np.arange(640, dtype=np.uint8) % 251
@@ -29,9 +29,16 @@ class Side:
     work, self.work = self.work, []
     for do, done in work:
       do()
-      done()
+      if done is not None:
+        done()
     for event in self.transport.poll(0):
       self.all.handle(event)
+
+
+@pytest.fixture(autouse=True)
+def pieces(monkeypatch):
+  """A state has several pieces, of which the last one is smaller."""
+  monkeypatch.setattr(snapshots, "_LEAST", 150)
 
 
 def pair(**options):
@@ -42,7 +49,7 @@ def pair(**options):
 def serve(one, to, step=7, transfer=3):
   name, address = to.transport.name, to.transport.address
   message = messages.Serve(transfer, name, address, 0)
-  one.all.serve(message, step, lambda out: np.copyto(out, STATE))
+  one.all.serve(message, step, lambda: [STATE.data])
 
 
 def fetch(one, source, transfer=3):
@@ -52,7 +59,7 @@ def fetch(one, source, transfer=3):
 
 
 def pump(*sides):
-  for _ in range(6):
+  for _ in range(12):
     for side in sides:
       side.pump()
 
@@ -69,25 +76,29 @@ def test_a_state_comes_with_its_step(order):
     serve(a, b)
     pump(a, b)
   assert b.answers == [inputs.SnapshotFetched(3, 7)]
-  np.testing.assert_array_equal(b.all.take(3), STATE)
+  taken = b.all.take(3)
+  np.testing.assert_array_equal(taken, STATE)
+  assert taken.ctypes.data % layout.ALIGNED_BYTES == 0
   assert a.transport.pending() == b.transport.pending() == 0
-  assert a.transport.bytes_out == b.transport.bytes_in == 64 + STATE.size
+  assert a.transport.bytes_out == b.transport.bytes_in == STATE.size + 16
 
 
 def test_a_state_that_changes_on_the_way_is_not_accepted():
   a, b = pair()
-  flipped = lambda memory: memory.__setitem__(64 + 100, memory[64 + 100] ^ 4)
   sent = a.transport.send_array
-  a.transport.send_array = lambda peer, number, memory: (
-    flipped(memory),
-    sent(peer, number, memory),
-  )
+
+  def flipped(peer, number, data):
+    changed = bytearray(b"".join(data) if isinstance(data, list) else data)
+    changed[0] ^= 4
+    sent(peer, number, changed)
+
+  a.transport.send_array = flipped
   serve(a, b)
   fetch(b, a)
   pump(a, b)
   (answer,) = b.answers
   assert isinstance(answer, inputs.SnapshotFailed)
-  assert "its digest is another one" in answer.reason
+  assert "its checksum is another one" in answer.reason
   assert b.transport.pending() == 0
 
 
@@ -101,7 +112,7 @@ def test_a_state_that_is_replaced_while_it_is_checked_is_no_answer():
   pump(a)
   for event in b.transport.poll(0):
     b.all.handle(event)
-  assert len(b.work) == 1
+  assert len(b.work) == 6
   fetch(b, a, transfer=4)
   pump(a, b)
   assert b.answers == []

@@ -5,6 +5,7 @@ Each host is a network namespace that the test makes and removes.
 
 import itertools
 import statistics
+import time
 
 import pytest
 
@@ -58,6 +59,20 @@ def test_a_vanished_host_is_removed_although_no_step_needs_it(tmp_path):
     assert not lost()
     run.vanish()
     run.run.wait(lost, "it is not removed", 90.0)
+    _end(run)
+
+
+def test_a_newcomer_is_not_outrun(tmp_path):
+  """The other one steps alone, more often than means of it can be sent."""
+  with between_hosts.Run(tmp_path, 2, width=1_000_000) as run:
+    run.run.kill(run.run.everyone[1])
+    run.wait_for_steps(3)
+    run.hosts.shape(rate=20e6)
+    began = time.monotonic()
+    run.run.start(1)
+    joined = lambda: run.replicas[-1].steps_of(0, 1, after=began)
+    run.run.wait(joined, "it never catches up", 60.0)
+    run.hosts.shape()
     _end(run)
 
 

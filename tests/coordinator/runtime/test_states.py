@@ -73,3 +73,25 @@ def test_a_request_that_was_answered_does_not_keep_its_state():
   kept = weakref.ref(state)
   del state
   assert kept() is None
+
+
+def test_a_large_state_waits_for_its_commit(monkeypatch):
+  """Until then the replica keeps the gradient that is in it."""
+  monkeypatch.setattr(states, "_LARGE", 0)
+  monkeypatch.setattr(states, "_QUICK", 0.0)
+  computed, background = [], lambda work, done: work()
+
+  def apply(state, leaves):
+    computed.append(leaves)
+    return state
+
+  initial = {"w": jnp.zeros(states._SMALL)}
+  made = states.States(initial, 0, apply, background, lambda action: action())
+  made.apply(lambda: ["dropped"])
+  made.apply(lambda: ["mean"])
+  assert not computed
+  made.publish(1)
+  assert computed == [["mean"]]
+  made.apply(lambda: ["before a snapshot"])
+  made.restore(7, np.zeros(made.nbytes, np.uint8))
+  assert computed == [["mean"]]

@@ -266,6 +266,7 @@ class Applier:
   def disconnected(self) -> None:
     """Drops the requests of a coordinator that is not connected any more."""
     self.means.forget_early()
+    self.means.go_on()
     self._serving.forget()
     self._has_requested, self._fetch = False, None
 
@@ -288,6 +289,7 @@ class Applier:
       self._send(Applied(self.step))
       return
     self._fetch, self._has_requested = message, False
+    self.means.snapshot_first()
     self._out.append(message)
 
   def fetched(self, snapshot: SnapshotFetched) -> None:
@@ -301,6 +303,7 @@ class Applier:
     self.step = snapshot.step
     self._out.append(fx.Restore(snapshot.step, snapshot.transfer))
     self._arrived_at_step()
+    self.means.go_on()
     self.apply_ready_commits()
     if not self.needs:
       self._send(Applied(self.step))
@@ -309,5 +312,6 @@ class Applier:
     """Handles a failed snapshot: asks for another one."""
     if self._fetch is not None and failed.transfer == self._fetch.transfer:
       self._fetch = None
+      self.means.go_on()
       self.needs = f"the snapshot failed: {failed.reason}"
       self.request_snapshot()

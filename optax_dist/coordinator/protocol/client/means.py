@@ -54,6 +54,8 @@ class Means:
     self._work: dict[RoundId, _Work] = {}
     # An early round, until this replica has a gradient for it.
     self._early: Round | None = None
+    # Rounds to read once a snapshot is here; None: at once.
+    self._later: list[fx.Aggregate] | None = None
 
   def status(self, round_: RoundId) -> Status | None:
     """Whether it has a mean; None if it takes no part in the round."""
@@ -104,9 +106,24 @@ class Means:
     answers = index is not None or me == message.witness
     self._work[round_] = _Work(answers, message.lag)
     readers = () if reads else message.readers
-    self._out.append(
-      fx.Aggregate(round_, message.parts, message.peers, readers, index)
-    )
+    effect = fx.Aggregate(round_, message.parts, message.peers, readers, index)
+    if reads and self._later is not None:
+      self._later.append(effect)
+    else:
+      self._out.append(effect)
+
+  def snapshot_first(self) -> None:
+    """A snapshot is fetched, which later means are of no use without.
+
+    Those announced before are read at once: it may include them.
+    """
+    self.go_on()
+    self._later = []
+
+  def go_on(self) -> None:
+    """There is a snapshot, or none comes: reads the means that are still of use."""
+    later, self._later = self._later or (), None
+    self._out += [effect for effect in later if effect.round in self._work]
 
   def cancelled(self, round_: RoundId) -> None:
     """A round won't be committed."""

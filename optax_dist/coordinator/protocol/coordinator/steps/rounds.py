@@ -38,6 +38,9 @@ _STRIKES = 3
 # has just got a snapshot is given more time to catch up.
 _MAX_LAG = 8
 _MAX_LAG_AFTER_SNAPSHOT = 32
+# A replica that steps alone sends a newcomer each mean, and could take steps faster
+# than that. It does so this often while the newcomer fetches its state.
+_ALONE = 4
 
 
 class Round:
@@ -187,7 +190,7 @@ class Rounds:
     # The only copy of a committed step would be lost with its process; and
     # somebody must have the state that it is applied to.
     if len(owners) == 1 or not any(s.has(step) for s in owners):
-      able = [s for s in readers if not s.needs]
+      able = [s for s in readers if not s.needs or step - s.applied >= _ALONE]
       key = lambda s: (s.applied, s.member.incarnation)
       best = max(able, key=key, default=None)
       witness = None if best is None else best.member.incarnation

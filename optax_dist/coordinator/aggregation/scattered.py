@@ -1,4 +1,4 @@
-"""An encoded gradient, in one piece or where its numbers were computed."""
+"""The bytes of an array, in one piece or where its numbers were computed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 
 
-class Gradient:
-  """The bytes of an encoded gradient, read-only.
+class Scattered:
+  """The bytes of an encoded gradient or of a state, read-only.
 
   Example:
-    >>> gradient = Gradient([memoryview(b"abc"), memoryview(b"defg")])
-    >>> [bytes(part) for part in gradient.parts(1, 5)]
+    >>> scattered = Scattered([memoryview(b"abc"), memoryview(b"defg")])
+    >>> [bytes(part) for part in scattered.parts(1, 5)]
     [b'bc', b'de']
-    >>> bytes(gradient.read(1, 5))
+    >>> bytes(scattered.read(1, 5))
     b'bcde'
   """
 
