@@ -153,8 +153,10 @@ class Submission:
     return self.draws.draw(self.base.step, self._summed())
 
   def _summed(self) -> list[Spans]:
-    """The samples of the gradients on `base`."""
-    sums = (*self.taken.values(), self.gradients)
+    """The samples of the gradients on `base`, unless these are dropped."""
+    # A coordinator that has started again may not have taken what the last one had.
+    sums = [g for s, g in self.taken.items() if not self._reason_of(s, "")]
+    sums.append(self.gradients)
     return [gradient.data for gradients in sums for gradient in gradients]
 
   def can_draw(self) -> bool:

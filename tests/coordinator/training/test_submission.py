@@ -184,3 +184,18 @@ def test_a_dropped_sum_of_slots_leaves_the_taken_one():
   assert (submission.total, submitted.count) == (5, 1)
   assert submitted.data == ((6, 8),)
   assert submission.counts == {"applied": 0, "returned": 1}
+
+
+def test_slots_of_a_taken_sum_that_is_dropped_are_computed_again():
+  """As after a coordinator that has started again, which takes only some of them."""
+  seen = Told(lease=(1, ((0, 2),)))
+  submission = draws(seen, ())
+  for sequence, spans in enumerate([((0, 2),), ((2, 4),)]):
+    seen.lease = (1, spans)
+    assert submission.draw() == spans
+    give(submission, seen)
+    seen.answers[sequence] = Taken(sequence)
+    submission.on_answer()
+  answer(seen, "returned", 1)
+  assert submission.can_draw()
+  assert submission.draw() == ((2, 4),)

@@ -278,6 +278,10 @@ class Intake:
 
   def _arrive(self, state: MemberState, message: msg.SubmitGradient) -> None:
     incarnation, replica = state.member.incarnation, state.member.replica
+    if message.sequence <= state.sequence:
+      # What it repeats has its answer, or gets it.
+      self._out.send(state.member.process, msg.Rejected("a repeated submission"))
+      return
     check = self._check_gradient(state, message)
     if check.refusal:
       # It would wait for an answer, and the others for another gradient of it.
@@ -322,8 +326,6 @@ class Intake:
   def _check_gradient(
     self, state: MemberState, message: msg.SubmitGradient
   ) -> GradientCheck:
-    if message.sequence <= state.sequence:
-      return GradientCheck("a submission out of order", False)
     if message.local_step > self._ruling.step:
       return GradientCheck("a gradient for a future step", False)
     return self._policy.check_gradient(state.member.incarnation, message)
