@@ -160,6 +160,8 @@ class Checker:
     self.left_in_peace = ""
     self.left = 0
     self.lost = 0
+    # Whether a step has waited long enough for replicas that have never joined.
+    self.without_absent = False
     # How often a process took the place of another one that lives, by replica.
     self.replaced: collections.Counter[int] = collections.Counter()
     # Since when each process is replaced by another one of its number.
@@ -350,6 +352,13 @@ class Checker:
       for old in [s for s in known if s > step]:
         del known[old]
 
+  def goes_on_without_absent(self) -> None:
+    """Replicas that have never joined count as lost after half of `timeout`."""
+    joined = {self.world.by_name[p].index for p in self.processes.values()}
+    waited = self.world.now - max(self.committed_at, 0.0)
+    if len(joined) < self.setting.replicas and waited >= TIMEOUT / 2:
+      self.without_absent = True
+
   def committed(self, process: Any, commit: Committed) -> None:
     """A step is in the log, where this process has put it."""
     setting, step = self.setting, commit.round.step
@@ -366,6 +375,7 @@ class Checker:
     self.no_stall(step)
     self.nobody_waits_for_newcomers(commit)
     self.nobody_waits_in_vain(step)
+    self.goes_on_without_absent()
     self.committed_at = self.world.now
     self.not_finite, self.fruitless_since = 0, math.inf
     self.times.append(self.world.now)
@@ -374,7 +384,7 @@ class Checker:
     if setting.window and total != setting.needed:
       self.fail("A10", f"step {step} has {total} of {setting.needed} shares")
     lowered = (setting.lower_on_leave or setting.lower_on_loss) and self.left
-    lost = self.lost or self.world.absent
+    lost = self.lost or self.world.absent or self.without_absent
     lowered = lowered or (setting.lower_on_loss and lost)
     if total < setting.needed and not (
       lowered and setting.needed <= setting.replicas and not setting.window

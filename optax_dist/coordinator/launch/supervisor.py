@@ -90,6 +90,8 @@ _PAUSES = 0.5, 30.0
 # Seconds after which a job in which nobody has joined is asked about, and seconds
 # after the end of a run after which those are named that go on.
 _USUALLY_JOINED, _USUALLY_ENDED = 120.0, 60.0
+# Seconds after which one is named that has not joined where others have.
+_LATE = 10.0
 # Seconds without a failure after which all restarts are allowed again: a job of
 # weeks meets more than ten failures that have nothing to do with each other.
 _FORGIVEN = 3600.0
@@ -140,6 +142,8 @@ class _Replica:
   final: str = ""
   # Ever.
   has_joined: bool = False
+  # When it is said that it has not.
+  named_at: float = math.inf
   # Whether it has failed by itself, and was not killed.
   fails: bool = False
   # The first of its failures in a row, and when it came.
@@ -221,6 +225,8 @@ class Supervisor:
     replica = self._replicas[number]
     replica.joined = replica.has_joined = True
     replica.left, replica.failure = False, ""
+    for other in self._replicas.values():
+      other.named_at = min(other.named_at, now + _LATE)
     # Some may have ended well before anybody joined.
     return self._conclude(self._check_enough())
 
@@ -266,8 +272,9 @@ class Supervisor:
 
   def tick(self, now: float) -> list[Effect]:
     """Some time has passed."""
-    effects = self._restart_due(now) + self._end_late(now)
-    return self._conclude(effects + self._ask(now) + self._name(now))
+    effects = self._restart_due(now) + self._end_late(now) + self._ask(now)
+    effects += self._name(now) + self._name_late(now)
+    return self._conclude(effects)
 
   # How the job ends.
 
@@ -322,6 +329,24 @@ class Supervisor:
       for number, replica in self._replicas.items()
       if replica.state is State.RUNNING
     ]
+
+  def _name_late(self, now: float) -> list[Effect]:
+    """Names replicas that run, and have not joined where others have."""
+    effects: list[Effect] = []
+    for number, replica in self._replicas.items():
+      if now < replica.named_at or replica.state is not State.RUNNING:
+        continue
+      # Again after twice the time.
+      seconds = now - replica.began
+      replica.named_at = now + max(_LATE, seconds)
+      if not (replica.has_joined or self.over or self._stopped is not None):
+        effects.append(
+          Say(
+            f"replica {number} has not joined, and others have; its process has"
+            f" been running for {seconds:.0f} s"
+          )
+        )
+    return effects
 
   def _end_late(self, now: float) -> list[Effect]:
     """Ends replicas that are too late for the run."""

@@ -42,6 +42,8 @@ def main():
   folder, which, when, how, *once = sys.argv[1:]
   folder = pathlib.Path(folder)
   ends = which in (number, "all") and not (once and int(restarts))
+  if ends and how == "hangs":
+    time.sleep(600)
   if ends and (when == "imports" or (when == "thrice" and int(restarts) < 3)):
     _end(how)
 
@@ -51,7 +53,8 @@ def main():
   from optax_dist import coordinator
 
   coordinator.initialize_processes()
-  replica = coordinator.join(optax.sgd(0.5), jnp.zeros(2))
+  timeout = float(os.environ.get("ENDING_TIMEOUT", "300"))
+  replica = coordinator.join(optax.sgd(0.5), jnp.zeros(2), timeout=timeout)
   print("joined", flush=True)
   (folder / f"joined-{number}-{restarts}").touch()
   if when == "run" and restarts == "0":

@@ -45,6 +45,22 @@ def test_one_that_dies_before_it_joins_is_lost_as_afterwards(
   assert "[replica 0] members 0" in text
 
 
+def test_one_that_never_joins_is_named_and_the_others_go_on(
+  capfd, tmp_path, monkeypatch
+):
+  """Its process lives, as one that hangs in its imports; steps need one alone."""
+  monkeypatch.setenv("ENDING_TIMEOUT", "30")
+  code, said, text = _launch(capfd, tmp_path, _ONE, "1", "imports", "hangs")
+  assert code == 0
+  assert said[0].startswith(
+    "[launch] replica 1 has not joined, and others have; its process has been"
+  )
+  assert "steps go on without replica 1, which has never joined" in text
+  assert "[replica 0] members 0" in text
+  stopped = "is stopped: the run has ended, and it had not joined"
+  assert said[-1] == f"[launch] replica 1 {stopped}"
+
+
 def test_a_replica_that_ends_with_0_inside_of_the_run_starts_again(
   capfd, tmp_path
 ):

@@ -11,6 +11,7 @@ What a `Policy` decides, such as who computes on which samples, is only passed o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
@@ -124,6 +125,7 @@ class Steps:
     return [
       self.policy.deadline,
       self.ruling.expected_until,
+      self._absent_at,
       self.rounds.deadline,
       *self._stall.deadlines(),
     ]
@@ -134,6 +136,8 @@ class Steps:
     if now >= self.ruling.expected_until:
       self.ruling.stop_expecting()
       self.intake.members_changed()
+    if now >= self._absent_at:
+      self._go_on_without_absent(now)
     self.intake.check()
     verdict = self.policy.verdict()
     if verdict is not None:
@@ -148,6 +152,25 @@ class Steps:
       if state.not_finite:
         is_blocked = self.policy.is_blocked(state.member.incarnation)
         not_finite.name(state, self.step, is_blocked, self._out)
+
+  @property
+  def _absent_at(self) -> float:
+    """When replicas that have never joined count as lost; infinity for never."""
+    rules, since = self._config.rules, self._stall.since
+    if since is None or not (rules.lower_on_loss and self.ruling.state.awaited):
+      return math.inf
+    # Before the others give up. One that comes later is a newcomer.
+    return since + rules.timeout / 2
+
+  def _go_on_without_absent(self, now: float) -> None:
+    """Nobody knows whether replicas that have never joined will ever do."""
+    assert self._stall.since is not None
+    absent = quorum.missing(self.ruling.state).absent
+    names = ", ".join(map(str, absent))
+    text = f"steps go on without replica {names}, which has never joined"
+    waited = now - self._stall.since
+    self._out.notify_all(self._members, msg.Stalled(self.step, waited, text))
+    self.never_joined(range(self._config.rules.total_num_replicas))
 
   def _audited(self, verdict: Verdict) -> None:
     """Evicts members whose gradients are wrong, or ends the run."""
