@@ -280,7 +280,9 @@ class Intake:
     incarnation, replica = state.member.incarnation, state.member.replica
     if message.sequence <= state.sequence:
       # What it repeats has its answer, or gets it.
-      self._out.send(state.member.process, msg.Rejected("a repeated submission"))
+      self._out.send(
+        state.member.process, msg.Rejected("a repeated submission")
+      )
       return
     check = self._check_gradient(state, message)
     if check.refusal:
