@@ -242,6 +242,8 @@ class Client:
     # Or some of the steps that it has missed are not kept any more.
     is_whole = not welcome.anew and self._known.read == welcome.step
     self._known.welcomed(welcome, not stays, now)
+    # As the run has begun again, or its log has lost steps.
+    self._out += self.submissions.revoked(welcome.step)
     if not is_whole:
       # What it has submitted may be in a commit that it will never know.
       self._out += self.submissions.lost(quorum.Reason.LOST.value)

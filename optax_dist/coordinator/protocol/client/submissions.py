@@ -7,6 +7,7 @@ is resolved once.
 
 from __future__ import annotations
 
+from optax_dist import quorum
 from optax_dist.coordinator.protocol.effects import Effect, Resolved, Taken
 from optax_dist.coordinator.protocol.entries import Committed, Incarnation
 from optax_dist.coordinator.protocol.messages import SubmitGradient
@@ -69,6 +70,12 @@ class Submissions:
     while self._counted and self._counted[0][0] <= step:
       resolved.append(self._counted.pop(0)[1])
     return resolved
+
+  def revoked(self, step: int) -> list[Effect]:
+    """Resolves those in commits that are void: the run has got only to this step."""
+    void = [outcome for at, outcome in self._counted if at > step]
+    self._counted = [entry for entry in self._counted if entry[0] <= step]
+    return [Resolved(o.sequence, quorum.Reason.LOST.value, 0) for o in void]
 
   def lost(self, reason: str, counted: bool = False) -> list[Effect]:
     """Resolves submissions that are not in a commit that was read.
