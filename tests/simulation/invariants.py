@@ -356,7 +356,7 @@ class Checker:
     """Replicas that have never joined count as lost after half of `timeout`."""
     joined = {self.world.by_name[p].index for p in self.processes.values()}
     waited = self.world.now - max(self.committed_at, 0.0)
-    if len(joined) < self.setting.replicas and waited >= TIMEOUT / 2:
+    if len(joined) < self.setting.replicas and waited >= TIMEOUT / 2 / FASTEST:
       self.without_absent = True
 
   def committed(self, process: Any, commit: Committed) -> None:
