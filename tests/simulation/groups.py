@@ -80,7 +80,8 @@ class GroupProcess(Process):
     self.me = dataclasses.replace(
       self.me, address=commands.join_addresses(places)
     )
-    self.node = RankZero(Client(self.config, self.me), places[1:])
+    timeout = self.config.deadlines.timeout
+    self.node = RankZero(Client(self.config, self.me), places[1:], timeout)
 
 
 class GroupWorld(World):

@@ -47,6 +47,13 @@ class Advance(Struct):
   flag: bool = False
 
 
+class Ready(Struct):
+  """Process 0 asks another process if it can hear, which sends it back.
+
+  Before, nobody calls the coordinator: a refusal would not reach them all.
+  """
+
+
 class EndGroup(Struct):
   """A process of the replica is lost, and the replica with it; also an effect.
 
@@ -66,13 +73,13 @@ Answer: TypeAlias = (
   | ins.SnapshotFetched
   | ins.SnapshotFailed
 )
-Report: TypeAlias = Answer | msg.Leave
+Report: TypeAlias = Answer | msg.Leave | Ready
 
 ANSWERS = typing.get_args(Answer)
 
 # Effects and inputs of `RankZero` and `WorkerRank`: those of the core, and these.
 Input: TypeAlias = ins.Input | Advance
-Effect: TypeAlias = fx.Effect | Advance | EndGroup
+Effect: TypeAlias = fx.Effect | Advance | Ready | EndGroup
 
 # Everything that is sent on a connection.
 WIRE: Codec[Any] = Codec(msg.Message | Input | Effect)

@@ -82,7 +82,8 @@ class Group(processes.Processes):
     self._joins()
     if self.index:
       return WorkerRank(self._addresses[0][0])
-    return RankZero(Client(config, me), self._addresses[1:])
+    workers, timeout = self._addresses[1:], config.deadlines.timeout
+    return RankZero(Client(config, me), workers, timeout)
 
   def parts(
     self,

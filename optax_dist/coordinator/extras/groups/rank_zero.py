@@ -33,18 +33,27 @@ class RankZero:
     over: whether the replica has lost a process, and ends.
   """
 
-  def __init__(self, core: Client, workers: Sequence[tuple[Process, str]]):
+  def __init__(
+    self,
+    core: Client,
+    workers: Sequence[tuple[Process, str]],
+    timeout: float,
+  ):
     """Creates the core.
 
     Args:
       core: the protocol core.
       workers: names and addresses of processes 1, 2 and so on of this replica.
+      timeout: seconds in which all of them must be heard.
     """
     self.core = core
     self.over = False
     self._workers = tuple(workers)
     self._ranks = {p: rank for rank, (p, _) in enumerate(workers, 1)}
     self._everyone = {0, *self._ranks.values()}
+    # Processes that have yet to say that they hear this one.
+    self._unheard = set(self._ranks.values())
+    self._timeout, self._begins_by = timeout, math.inf
     self._out: list[commands.Effect] = []
     # What processes have reported of the same event, until all have.
     self._reports: dict[Hashable, dict[int, commands.Answer]] = {}
@@ -59,7 +68,9 @@ class RankZero:
 
   def deadline(self) -> float:
     """When `TimePassed` must be the next input, at the latest."""
-    return math.inf if self.over else self.core.deadline()
+    if self.over:
+      return math.inf
+    return self._begins_by if self._unheard else self.core.deadline()
 
   @property
   def stalled(self) -> bool:
@@ -80,9 +91,10 @@ class RankZero:
   def _handle(self, input_: commands.Input, now: float) -> None:
     match input_:
       case ins.Started():
+        self._begins_by = now + self._timeout
         for peer, address in self._workers:
           self._out.append(fx.Connect(peer, address))
-        self._decide(input_, now)
+          self._out.append(commands.send(peer, commands.Ready()))
       case ins.Received(peer, message) if peer in self._ranks:
         self._reported(self._ranks[peer], message, now)
       case ins.PeerLost(peer, how, reason) if peer in self._ranks:
@@ -96,12 +108,20 @@ class RankZero:
         self._reported(0, input_, now)
       case _ if isinstance(input_, commands.ANSWERS):
         self._reported(0, input_, now)
+      case ins.TimePassed() if self._unheard:
+        if now >= self._begins_by:
+          lacks = " and ".join(f"process {r}" for r in sorted(self._unheard))
+          self._lose(f"its {lacks} can't be reached", now)
       case _:
         self._decide(input_, now)
 
   def _reported(self, rank: int, what: object, now: float) -> None:
     """Handles what has happened in a process, this one included."""
     match what:
+      case commands.Ready() if self._unheard:
+        self._unheard.discard(rank)
+        if not self._unheard:
+          self._decide(ins.Started(), now)
       case msg.Leave(reason=reason):
         self._lose(f"its process {rank} has failed: {reason}", now)
       case _ if isinstance(what, commands.ANSWERS):

@@ -77,6 +77,8 @@ class WorkerRank:
         self._ended = True
       case commands.EndGroup(reason):
         return self._end(reason)
+      case commands.Ready():
+        return self._report(order)
     return [order]
 
   def _report(self, report: commands.Report) -> list[commands.Effect]:

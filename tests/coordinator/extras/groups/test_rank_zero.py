@@ -2,6 +2,7 @@
 
 import math
 
+from optax_dist.coordinator.extras.groups import commands
 from optax_dist.coordinator.extras.groups.rank_zero import RankZero
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
@@ -33,11 +34,12 @@ class Replica:
   def __init__(self):
     self.core = Core()
     workers = (("a1", "at a1"), ("a2", "at a2"))
-    self.rank_zero = RankZero(self.core, workers)
+    self.rank_zero = RankZero(self.core, workers, 60.0)
     self.now = 0.0
-    assert self.give(ins.Started()) == [
-      fx.Connect(*worker) for worker in workers
-    ]
+    self.give(ins.Started())
+    self.hear(1, commands.Ready())
+    assert not self.core.given  # Nobody calls the coordinator before all hear.
+    self.hear(2, commands.Ready())
     assert self.core.given == [ins.Started()]
     self.core.given.clear()
 
