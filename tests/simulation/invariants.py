@@ -308,7 +308,9 @@ class Checker:
         self.fail("A20", f"it begins again, and {here} have its state")
       for name in holders:
         away = self.world.now - self.away_since.get(name, math.inf)
-        lives = self.world.by_name[name].alive
+        # Who has left, while others had the state, does not come back.
+        process = self.world.by_name[name]
+        lives = process.alive and process.index not in self.gone
         if lives and away < TIMEOUT / FASTEST:
           self.fail("A20", f"it begins again, and {name} lives with its state")
     self.lost += len(self.members)
@@ -353,11 +355,20 @@ class Checker:
         del known[old]
 
   def goes_on_without_absent(self) -> None:
-    """Replicas that have never joined count as lost after half of `timeout`."""
+    """Replicas that have never joined count as lost after half of `timeout`.
+
+    At once if it is known that they have ended.
+    """
     joined = {self.world.by_name[p].index for p in self.processes.values()}
-    waited = self.world.now - max(self.committed_at, 0.0)
-    if len(joined) < self.setting.replicas and waited >= TIMEOUT / 2 / FASTEST:
-      self.without_absent = True
+    since = max(self.committed_at, 0.0)
+    if self.world.now - since < TIMEOUT / 2 / FASTEST:
+      return
+    absent = {*range(self.setting.replicas)} - joined
+    self.without_absent = self.without_absent or bool(absent)
+    told = absent and absent <= {*self.world.absent}
+    calm = not self.world.is_troubled(self.world.now - TIMEOUT / 10)
+    if told and calm and self.setting.lower_on_loss:
+      self.fail("A22", f"steps have waited for {absent}, which have ended")
 
   def committed(self, process: Any, commit: Committed) -> None:
     """A step is in the log, where this process has put it."""
@@ -1384,12 +1395,12 @@ class Checker:
     self.died(process)
 
   def has_twin(self, process: Any) -> bool:
-    """Whether another start of the same replica lives."""
+    """Whether another start of the same replica lives, or has called later."""
     start = lambda p: p.name.partition(".")[0]
     return any(
       other.index == process.index
       and start(other) != start(process)
-      and other.alive
+      and (other.alive or process.called_at < other.called_at < math.inf)
       for other in self.world.all
     )
 

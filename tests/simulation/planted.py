@@ -76,6 +76,20 @@ class OnlyHolder:
     return faults.Schedule(seed, setting, ((time, "restart", (1, 0.0)), away))
 
 
+class NeverJoins:
+  """Schedules in which a replica ends before it joins, and its launcher says so."""
+
+  run = staticmethod(faults.run)
+
+  @staticmethod
+  def schedule(seed: int) -> faults.Schedule:
+    """The schedule of a seed."""
+    bad = ((2, "never joins"),)
+    setting = Setting(replicas=3, needed=3, lower_on_loss=True, bad=bad)
+    told = 0.01 * (1 + seed % 50), "never joins", (2,)
+    return faults.Schedule(seed, setting, (told,))
+
+
 FAULTS = (
   Planted(
     "A1",
@@ -381,11 +395,11 @@ FAULTS = (
   Planted(
     "A22",
     "a replica that has died before it joined is waited for",
-    f"{_COORDINATOR}.steps.ruling",
-    "Ruling.never_joined",
-    "r not in self.state.replicas",
-    "False",
-    bad.plain,
+    f"{_COORDINATOR}.run",
+    "Run._never_joined",
+    "self._steps.never_joined(report.replicas)",
+    "None",
+    NeverJoins(),
   ),
   Planted(
     "A9",

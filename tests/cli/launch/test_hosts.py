@@ -132,10 +132,11 @@ def test_a_host_whose_replica_never_joins_is_not_waited_for(job):
   """Its process dies in its imports; the other host is told, and goes on."""
   flags = ("--min-replicas", 1, "--restarts", 0)
   dead = job.launch(1, "dies=1", flags=flags)
-  alive = job.launch(0, "timeout=600", flags=flags)
+  # For longer than a launcher waits for news before it gives a replica up.
+  alive = job.launch(0, "timeout=600", flags=flags, steps=150)
   _ends(1, dead)
   _ends(0, alive)
-  assert "step 30 of 1" in alive[1]()
+  assert "step 150 of 1" in alive[1]()
 
 
 def test_a_host_that_is_needed_and_given_up_ends_the_run(job):

@@ -143,7 +143,7 @@ def test_what_is_wrong_with_ones_own_is_named_at_once(
 
 
 def test_what_are_no_certificates_is_refused(place, good):
-  with pytest.raises(TypeError, match="certificates must be transport"):
+  with pytest.raises(ValueError, match="`certificates` must be Certificates"):
     join(place, certificates=good.files())
 
 
