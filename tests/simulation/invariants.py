@@ -1395,12 +1395,12 @@ class Checker:
     self.died(process)
 
   def has_twin(self, process: Any) -> bool:
-    """Whether another start of the same replica lives, or has called later."""
+    """Whether another start of the same replica lives, or has called twice."""
     start = lambda p: p.name.partition(".")[0]
     return any(
       other.index == process.index
       and start(other) != start(process)
-      and (other.alive or process.called_at < other.called_at < math.inf)
+      and (other.alive or other.hellos > 1)
       for other in self.world.all
     )
 

@@ -335,6 +335,8 @@ class Process(Node):
     self.aborted = self.stranger = False
     # When a coordinator has heard its last call, and the step that it offered.
     self.called_at, self.offered = math.inf, -1
+    # How many of its calls a coordinator has heard.
+    self.hellos = 0
     # Whether it computes wrong gradients.
     self.is_faulty = False
     # When it was admitted, or its state was replaced.
@@ -631,6 +633,7 @@ class World:
       elif isinstance(input_.message, msg.Hello):
         caller = self.by_name[input_.peer]
         caller.called_at = self.now
+        caller.hellos += 1
         caller.offered = input_.message.start.step
       elif isinstance(input_.message, msg.SubmitGradient):
         key = input_.peer, input_.message.sequence
