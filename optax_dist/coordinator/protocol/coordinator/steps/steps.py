@@ -165,12 +165,14 @@ class Steps:
   def _go_on_without_absent(self, now: float) -> None:
     """Nobody knows whether replicas that have never joined will ever do."""
     assert self._stall.since is not None
-    absent = quorum.missing(self.ruling.state).absent
+    known = self.ruling.state.replicas
+    expected = range(self._config.rules.total_num_replicas)
+    absent = [replica for replica in expected if replica not in known]
     names = ", ".join(map(str, absent))
     text = f"steps go on without replica {names}, which has never joined"
     waited = now - self._stall.since
     self._out.notify_all(self._members, msg.Stalled(self.step, waited, text))
-    self.never_joined(range(self._config.rules.total_num_replicas))
+    self.never_joined(absent)
 
   def _audited(self, verdict: Verdict) -> None:
     """Evicts members whose gradients are wrong, or ends the run."""
