@@ -6,27 +6,32 @@ is a tick at which one replica has arrived.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scenario_recordings as recorded
-import sync_replicas_recordings as sync
 
 import optax_dist
 from optax_dist import optimizers
 from optax_dist.sparse.indexed_slices import IndexedSlices
 
+_TWO_OPTIMIZERS = re.compile(r"w\d+ opt[A-Z] step")
 _SLOTS = 4
 _CAPACITY = 16
 
 
 def not_replayed(recording):
   """Why a transform cannot do what the recording has, or None."""
-  config = recording["config"]
+  config, ops = recording["config"], [e["op"] for e in recording["events"]]
+  if "R" not in config:
+    return "errors of TensorFlow's constructor: tokens, graphs, names, devices"
+  if any(_TWO_OPTIMIZERS.fullmatch(op) for op in ops):
+    return "TensorFlow names both queues alike, and so they block each other"
   if config.get("gate_vars"):
     return "replicas push one variable at a time; a tick has whole gradients"
-  if any(e["op"].startswith("chief_close") for e in recording["events"]):
+  if any(op.startswith("chief_close") for op in ops):
     return "the chief ends and workers go on; a transform has no chief"
   for event in recording["events"]:
     for i in config.get("sparse_vars", ()):
@@ -86,14 +91,83 @@ def _program(inner, lr, size, needed, sparse, averages, dtype):
   return tx, run, {}
 
 
-class TransformSystem(sync.StrictSystem):
+class Order:
+  """TensorFlow's order of events: who pushes at which step, and who waits.
+
+  A step takes gradients of its own step or later ones, and gives each replica a
+  token of the next one; the tokens wait in a queue for whoever dequeues first.
+  """
+
+  def __init__(self, config):
+    self.needed = config["R"]
+    self.each = max(config["total"], self.needed)
+    self.global_step, self.count = config["gs_init"], 0
+    self.tokens, self.waiting = [], []
+    self.local_step = {}
+    # The session of each worker; the token of an abandoned one is lost.
+    self.sessions, self.started = {}, 0
+    for worker in config.get("initially_started", range(config["num_workers"])):
+      self.join(worker)
+    self.enqueue_first(config["num_tokens"])
+
+  @property
+  def blocked(self):
+    """The workers whose step has not returned."""
+    waiting = sorted(self.waiting)
+    return [w for w, session in waiting if self.sessions.get(w) == session]
+
+  def join(self, worker):
+    """Starts a session of a worker, also if an earlier one still waits."""
+    self.started += 1
+    self.sessions[worker] = self.started
+    self.local_step[worker] = self.global_step
+
+  def lost(self, worker):
+    """Kills a worker: it waits no longer, and its gradients stay."""
+    del self.local_step[worker]
+    mine = worker, self.sessions.pop(worker)
+    self.waiting = [one for one in self.waiting if one != mine]
+
+  def push(self, worker):
+    """A gradient; returns its step, and whether it counts."""
+    assert worker in self.local_step
+    assert worker not in self.blocked
+    at = self.local_step[worker]
+    accepted = at >= self.global_step
+    self.count += accepted
+    if self.count == self.needed:
+      self.count = 0
+      self.global_step += 1
+      self.enqueue(self.each)
+    self.waiting.append((worker, self.sessions[worker]))
+    self.serve()
+    return at, accepted
+
+  def enqueue_first(self, number):
+    """The initial tokens; -1 for as many as a step takes gradients."""
+    self.enqueue(self.needed if number == -1 else number)
+
+  def enqueue(self, number):
+    self.tokens += [self.global_step] * number
+    self.serve()
+
+  def serve(self):
+    while self.tokens and self.waiting:
+      worker, session = self.waiting.pop(0)
+      token = self.tokens.pop(0)
+      if self.sessions.get(worker) == session:
+        self.local_step[worker] = token
+
+
+class TransformSystem:
   """TensorFlow's order of events, and the transform's everything else."""
 
   def __init__(self, config):
-    sparse = config.get("sparse_vars", ())
+    self.config, self.dtype = config, config.get("dtype", "float32")
+    self.order = Order(config)
+    self.sparse = config.get("sparse_vars", ())
     self.params = [
-      jnp.asarray(recorded.array(v, config.get("dtype", "float32")))
-      for v in config["init"]
+      jnp.asarray(recorded.array(v, self.dtype)) for v in config["init"]
     ]
     self.size = config["num_workers"]
     self.tx, run, runs = _program(
@@ -101,15 +175,14 @@ class TransformSystem(sync.StrictSystem):
       config["lr"],
       self.size,
       config["R"],
-      tuple(i in sparse for i in range(len(config["init"]))),
+      tuple(i in self.sparse for i in range(len(config["init"]))),
       "variable_averages" in config,
-      config.get("dtype", "float32"),
+      self.dtype,
     )
     state = self.tx.init(self.params)
     self.state = self.set_step(state, config["gs_init"])
     axes = optax_dist.states.state_axes(state)
     self.run = runs.setdefault(repr(axes), run(axes))
-    super().__init__(config)
 
   def set_step(self, state, step):
     own = state.replica.value
@@ -121,7 +194,7 @@ class TransformSystem(sync.StrictSystem):
 
   def gradient(self, i, value):
     param = self.params[i]
-    if not isinstance(self.variables[i], sync.Sparse):
+    if i not in self.sparse:
       return jnp.asarray(recorded.array(value, param.dtype))
     indices, rows = value
     padded = np.full(_SLOTS, param.shape[0], np.int32)
@@ -130,12 +203,9 @@ class TransformSystem(sync.StrictSystem):
     values[: len(indices)] = recorded.array(rows, param.dtype)
     return IndexedSlices(values, padded, param.shape)
 
-  def applied(self, worker, at, accepted, variable):
-    if variable != len(self.variables) - 1:
-      return  # The last variable's push completes the gradient.
-    gradients = [
-      self.gradient(i, g) for i, g in enumerate(self.gradients[worker])
-    ]
+  def step(self, worker, gradients):
+    at, accepted = self.order.push(worker)
+    gradients = [self.gradient(i, g) for i, g in enumerate(gradients)]
     before = optax_dist.sync_report(self.state)
     arrived = np.arange(self.size) == worker
     params, self.state = self.run(
@@ -152,27 +222,30 @@ class TransformSystem(sync.StrictSystem):
     stale = np.sum(after.dropped["stale"]) - np.sum(before.dropped["stale"])
     assert stale == (not accepted)
 
-  def taken(self, variable, members):
-    pass
-
-  def advanced(self):
-    pass
+  def restart_chief(self):
+    """Restarts the coordinator, with the checkpoint of the last step."""
+    self.order.lost(0)
+    self.order.join(0)
+    self.rewind(self.order.global_step)
+    self.order.enqueue_first(self.config["num_tokens"])
 
   def rewind(self, step):
+    """Sets the global step and worker 0's; what is accumulated stays."""
+    self.order.global_step = self.order.local_step[0] = step
     self.state = self.set_step(self.state, step)
-    return super().rewind(step)
 
   def see(self):
     own = self.state.replica.value
-    count = int(np.sum(own.num_accumulated))
-    seen = super().see()
     averaged = None
     if "variable_averages" in self.config:
       averaged = optax_dist.averaged_params(self.state, self.params)
+    count = int(np.sum(own.num_accumulated))
     return {
-      **seen,
       "global_step": int(self.state.global_step),
-      "num_accumulated": [count] * len(self.variables),
+      "queue_size": len(self.order.tokens),
+      "num_accumulated": [count] * len(self.params),
+      "blocked": self.order.blocked,
+      "local_step": {str(w): s for w, s in self.order.local_step.items()},
       "vars": self.params,
       "ema": averaged,
     }
