@@ -242,11 +242,11 @@ class GroupChecker(Checker):
           self.fail("A1", f"{process.name}: {part} is not finite")
 
   def published(self, process: Any) -> None:
+    if self.began_anew_without(process):
+      return
     step, version = process.step, process.version
     if step > len(self.commits):
       self.fail("A7", f"{process.name} is at step {step}, not committed")
-    if self.began_anew_without(process):
-      return
     versions = self.versions_of.setdefault(process.rank, {})
     if versions.setdefault(step, version) != version:
       self.fail("A4", f"{process.name} differs at step {step}")

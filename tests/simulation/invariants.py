@@ -72,8 +72,9 @@ _SKIPPED = "All data is used, but"
 # Seconds that a message takes at most, behind others of its connection.
 _ON_ITS_WAY = 1.0
 # Seconds for which one is away whom the fastest clock says that a run has waited for:
-# it may have gone soon after a step.
-_LONGEST = TIMEOUT / FASTEST - _ON_ITS_WAY
+# it may have gone soon after a step, or have come with it and computed its first
+# gradient.
+_LONGEST = TIMEOUT / FASTEST - 3 * _ON_ITS_WAY
 
 
 def _members(commit: Committed) -> list[int]:
@@ -537,7 +538,10 @@ class Checker:
       return
     by_name = self.world.by_name
     joined = {by_name[name].index for name in self.processes.values()}
-    away = {*range(setting.replicas)} - joined - {*self.world.absent}
+    # Launchers tell each coordinator who never joins: one that has just started again
+    # has counted a newcomer in its place by then.
+    absent = self.world.absent if self.epoch_at < self.committed_at else ()
+    away = {*range(setting.replicas)} - joined - {*absent}
     bad = {i for i, way in setting.bad if way in ("always", "at times")}
     others = [by_name[name] for name in self.members.values() if name not in at]
     is_useless = lambda p: p.index in bad or p.step < commit.round.step
@@ -1174,15 +1178,16 @@ class Checker:
       )
     # What a member knows of a step that its coordinator's host has lost, and that
     # nobody has brought back in time, is wrong.
+    sure = self.commits[: self.unsure]
     lost = [
       part
       for commit in self.cut_off
       for part in commit.parts
-      if commit not in self.commits
+      if commit not in sure
       and self.processes.get(part.incarnation) == process.name
     ]
     numbers: list[int] = []
-    for part in [part for commit in self.commits for part in commit.parts]:
+    for part in [part for commit in sure for part in commit.parts]:
       if self.processes.get(part.incarnation) == process.name:
         result = self.submissions[process.name, part.sequence].submitted
         numbers += json.loads(result.batches)
