@@ -22,7 +22,7 @@ def strategies(n):
     "sync, 5 % backups": simulate.sync_replicas(n - some),
     "sync, 50 % backups": simulate.sync_replicas(n - n // 2),
     "sync, 90 % backups": simulate.sync_replicas(max(1, n // 10)),
-    "asynchronous": simulate.sync_replicas(1, max_staleness=simulate.UNBOUNDED),
+    "asynchronous": simulate.sync_replicas(1, max_staleness=None),
     "bounded staleness, N / 2": simulate.sync_replicas(1, max_staleness=n // 2),
   }
 

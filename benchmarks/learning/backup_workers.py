@@ -120,7 +120,7 @@ def asynchronous(problem, seeds, scale):
       runs = [
         train(
           problem,
-          simulate.sync_replicas(1, max_staleness=simulate.UNBOUNDED),
+          simulate.sync_replicas(1, max_staleness=None),
           LATENCY,
           n,
           ASYNCHRONOUS_RATE,

@@ -18,9 +18,6 @@ import optax
 import optax_dist
 from optax_dist import simulate
 
-# More than any staleness.
-_UNBOUNDED = 2**30
-
 sync_replicas = functools.cache(optax_dist.sync_replicas)
 _jitted = functools.cache(jax.jit)
 
@@ -113,13 +110,12 @@ def train(
   schedule = _Schedule(replicas)
   timing = simulated(steps=steps, journal=schedule)
   members, local_steps = np.array(schedule.members, np.int32).swapaxes(0, 1)
-  late = strategy.max_staleness
   tx = sync_replicas(
     optimizer,
     "replicas",
     replicas_to_aggregate=strategy.replicas_to_aggregate,
     total_num_replicas=replicas,
-    max_staleness=None if late >= _UNBOUNDED else late,
+    max_staleness=strategy.max_staleness,
     staleness_weight=staleness_weight,
   )
   params = jax.tree.map(jnp.asarray, params)

@@ -9,14 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# States count in 32 bits.
+_MOST = 2**31 - 1
 _TENSORFLOW_REDUCTIONS = {"weighted_mean": "mean", "weighted_sum": "sum"}
 
 
-def count(name: str, value: Any, *, least: int = 1) -> int:
+def count(name: str, value: Any, *, least: int = 1, most: int = _MOST) -> int:
   """Returns an integer as an ``int``; accepts NumPy's integers.
 
   Raises:
-    ValueError: if it is not an integer, or less than ``least``: 1 or 0.
+    ValueError: if it is not an integer, less than ``least``, which is 1 or 0, or
+      greater than ``most``.
   """
   try:
     number = operator.index(value)
@@ -25,6 +28,7 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
   if isinstance(value, bool | np.bool_) or number < least:
     kind = "a positive integer" if least else "an integer, not negative"
     raise ValueError(f"`{name}` must be {kind}, got {value!r}.")
+  at_most(name, number, most)
   return number
 
 

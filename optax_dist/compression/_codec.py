@@ -1,5 +1,7 @@
 """What the conversions of a leaf from floats to bytes share."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -69,3 +71,12 @@ def check_error_feedback(decay: float | None) -> None:
   """
   if decay is not None:
     checks.fraction("error_feedback", decay, "None or a decay ")
+
+
+def check_seed(seed: Any) -> int:
+  """Returns the ``seed`` argument of a method, as an ``int``.
+
+  Raises:
+    ValueError: if it is not an integer from 0 to 2**63 - 1, which JAX can take.
+  """
+  return checks.count("seed", seed, least=0, most=2**63 - 1)

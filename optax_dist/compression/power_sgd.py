@@ -69,6 +69,7 @@ def power_sgd(
     <https://arxiv.org/abs/1905.13727>`_.
   """
   rank = checks.count("rank", rank)
+  seed = _codec.check_seed(seed)
   _codec.check_error_feedback(error_feedback)
 
   def init(updates):

@@ -62,6 +62,7 @@ def quantize(
   if bits not in (8, 4, 2, 1):
     raise ValueError(f"`bits` must be 8, 4, 2 or 1, got {bits!r}.")
   block = checks.count("block", block)
+  seed = _codec.check_seed(seed)
   _codec.check_error_feedback(error_feedback)
   most = max(1, 2 ** (bits - 1) - 1)
 

@@ -53,7 +53,7 @@ def join(
   coordinator_address: str | None = None,
   replica: int | None = None,
   strategy: strategies.Factory | None = None,
-  max_staleness: int = 0,
+  max_staleness: int | None = 0,
   staleness_weight: str | None = None,
   lower_on_leave: bool = True,
   lower_on_loss: bool | None = None,
@@ -99,7 +99,7 @@ def join(
     strategy: `elastic_average(...)`, `local_updates(...)` or
       `decoupled_diloco(...)`; by default gradients are averaged (sync replicas).
     max_staleness: largest staleness, in steps, at which a gradient still
-      counts.
+      counts; None for no limit.
     staleness_weight: None, or "inverse" for 1 / max(1, staleness).
     lower_on_leave: whether replicas that leave gracefully (out of data) lower
       the quorum to the remaining ones.
@@ -478,7 +478,7 @@ def _job(
   replicas: tuple[int, int],
   data: ledger.Batches | None,
   *,
-  max_staleness: int = 0,
+  max_staleness: int | None = 0,
   staleness_weight: str | None = None,
   lower_on_leave: bool = True,
   lower_on_loss: bool = False,
@@ -501,14 +501,15 @@ def _job(
     data: see `join`; so are all others.
   """
   k, total = replicas
-  k, _, max_staleness = rules.check_sync_arguments(k, total, max_staleness)
+  k, _, late = rules.check_sync_arguments(k, total, max_staleness)
+  global_step = checks.count("global_step", global_step, least=0)
   checks.one_of("staleness_weight", staleness_weight, (None, "inverse"))
   if isinstance(inner_state, str):
     checks.one_of("inner_state", inner_state, ("fresh",))
   checks.flag("lower_on_leave", lower_on_leave)
   checks.flag("lower_on_loss", lower_on_loss)
   quorum = strategies.Quorum(
-    k, total, max_staleness, staleness_weight, lower_on_leave, lower_on_loss
+    k, total, late, staleness_weight, lower_on_leave, lower_on_loss
   )
   strategy = _strategy(factory, opt, quorum)
   count = 1 if processes is None else processes.count

@@ -20,6 +20,8 @@ _LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
 # The coordinator keeps the mean of each of the last 64 steps, and a message has some 20
 # sums in a deterministic run.
 _MOST_INLINE = 128 << 10
+# A message has 64 bits for their number, which goes on from there.
+_MOST_SAMPLES = 2**62
 # Arguments of TensorFlow's optimizers, and what does the same here.
 _ELSEWHERE = {
   "variable_averages": (
@@ -90,7 +92,7 @@ class Options:
     checks.at_most("inline_bytes", self.inline_bytes, _MOST_INLINE)
     checks.count("fingerprint_every", self.fingerprint_every, least=0)
     if self.max_skipped is not None:
-      checks.count("max_skipped", self.max_skipped, least=0)
+      checks.count("max_skipped", self.max_skipped, least=0, most=_MOST_SAMPLES)
     checks.one_of("wire", self.wire, wires.WIRES)
     silence = self.silence_timeout
     if silence is not None and silence < _SHORTEST_SILENCE:

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from optax_dist.quorum.arguments import (
+  UNBOUNDED,
   accepts,
   check_sync_arguments,
 )
@@ -62,6 +63,7 @@ from optax_dist.quorum.rules import step
 from optax_dist.quorum.state import Config, Missing, State, missing, needed
 
 __all__ = [
+  "UNBOUNDED",
   "Abandon",
   "Accept",
   "Arrive",
@@ -101,7 +103,7 @@ def init(
   replicas_to_aggregate: int,
   total_num_replicas: int | None = None,
   *,
-  max_staleness: int = 0,
+  max_staleness: int | None = 0,
   weight: Callable[[int], float] | None = None,
   lower_on_leave: bool = False,
   two_phase: bool = True,
@@ -117,7 +119,8 @@ def init(
       same step, and submits their sum and count once.
     total_num_replicas: replicas expected at the start; by default
       `replicas_to_aggregate`.
-    max_staleness: largest staleness, in steps, at which a gradient counts.
+    max_staleness: largest staleness, in steps, at which a gradient counts; None
+      for no limit.
     weight: the weight of a gradient in the mean, as a function of its
       staleness; it is part of the commit. By default all weights are 1.
     lower_on_leave: whether replicas that leave for good lower the quorum to the

@@ -5,6 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+#: The largest number, also of steps: states count in 32 bits.
+UNBOUNDED = 2**31 - 1
+
 
 def accepts(local_step: int, global_step: int, max_staleness: int = 0) -> bool:
   """Whether a gradient of `local_step` is fresh enough at `global_step`.
@@ -31,10 +34,11 @@ def check_sync_arguments(
     replicas_to_aggregate: gradients that a step takes, a positive integer.
     total_num_replicas: number of replicas, a positive integer, or None if it is
       only known later (the size of an axis).
-    max_staleness: the largest accepted staleness, in steps, 0 or more.
+    max_staleness: the largest accepted staleness, in steps, 0 or more; None for
+      no limit.
 
   Returns:
-    The three as plain integers.
+    The three as plain integers; no limit is `UNBOUNDED`.
 
   Raises:
     TypeError: one of them is not an integer (a bool is not one either).
@@ -51,7 +55,8 @@ def check_sync_arguments(
   n = None
   if total_num_replicas is not None:
     n = _integer("total_num_replicas", total_num_replicas, 1)
-  return k, n, _integer("max_staleness", max_staleness, 0)
+  late = UNBOUNDED if max_staleness is None else max_staleness
+  return k, n, _integer("max_staleness", late, 0)
 
 
 def _integer(name: str, value: Any, least: int) -> int:
@@ -67,4 +72,6 @@ def _integer(name: str, value: Any, least: int) -> int:
     ) from None
   if number < least:
     raise ValueError(f"{name} must be a {kind} integer, got {value!r}.")
+  if number > UNBOUNDED:
+    raise ValueError(f"{name} must be at most {UNBOUNDED}, got {number}.")
   return number

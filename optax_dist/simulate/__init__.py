@@ -16,14 +16,12 @@ from optax_dist.simulate.recorded import Recorded, from_journal
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.replay_run import Replay, replay_run
 from optax_dist.simulate.strategy import (
-  UNBOUNDED,
   Strategy,
   sync_replicas,
 )
 from optax_dist.simulate.timing import Timing
 
 __all__ = [
-  "UNBOUNDED",
   "Candidate",
   "Distribution",
   "Failures",

@@ -131,7 +131,7 @@ def plan(
   *,
   noise_scale: float | None = None,
   cancel: bool = False,
-  max_staleness: int = 0,
+  max_staleness: int | None = 0,
   communication: float = 0.0,
   steps: int | None = None,
   repetitions: int = 20,
@@ -147,7 +147,7 @@ def plan(
       the job were sized so that larger batches just begin to pay less.
     cancel: whether late replicas drop their work at once.
     max_staleness: largest staleness, in steps, at which a gradient still
-      counts.
+      counts; None for no limit.
     communication: seconds from a commit until its parameters are available.
     steps: number of steps in each simulation, of which the first fifth is not
       measured; None for 200 with 8 replicas, and fewer with more of them.
@@ -167,12 +167,12 @@ def plan(
     >>> plan(latency, 8, cancel=True, steps=50).recommended.replicas_to_aggregate
     7
   """
+  sync_replicas(1, max_staleness=max_staleness)
   noise = float(replicas if noise_scale is None else noise_scale)
   default = max(20, _ARRIVALS // max(1, replicas))
   steps = default if steps is None else steps
   check_least(
     replicas=(replicas, 1),
-    max_staleness=(max_staleness, 0),
     communication=(communication, 0),
     steps=(steps, 1),
     repetitions=(repetitions, 2),

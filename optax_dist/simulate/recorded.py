@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from optax_dist import quorum
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
 from optax_dist.simulate import computations, warnings
@@ -183,10 +184,10 @@ def _strategy(
   run: journal.Record, records: Sequence[journal.Record]
 ) -> Strategy:
   k = run.get("replicas_to_aggregate") or 1
-  late = min(run.get("max_staleness") or 0, strategies.UNBOUNDED)
+  late = min(run.get("max_staleness") or 0, quorum.UNBOUNDED)
   if run["strategy"] == "elastic_average":
     # Of one that exchanges alone, any staleness counts.
-    late = late if k > 1 else strategies.UNBOUNDED
+    late = late if k > 1 else quorum.UNBOUNDED
     return Strategy(k, late, kind="elastic_average")
   drops = [r for r in records if r["kind"] == "drop"]
   cancel = bool(drops) and all(r.get("compute") is None for r in drops)

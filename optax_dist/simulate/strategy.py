@@ -10,9 +10,6 @@ from typing import Literal, NamedTuple
 
 from optax_dist import quorum
 
-# More steps than any run takes.
-UNBOUNDED = 2**62
-
 Kind = Literal["sync_replicas", "elastic_average", "local_updates"]
 
 
@@ -35,15 +32,18 @@ class Strategy(NamedTuple):
 
 
 def sync_replicas(
-  replicas_to_aggregate: int, *, max_staleness: int = 0, cancel: bool = False
+  replicas_to_aggregate: int,
+  *,
+  max_staleness: int | None = 0,
+  cancel: bool = False,
 ) -> Strategy:
   """A step takes fresh gradients of some replicas; the others are backups.
 
   Args:
     replicas_to_aggregate: gradients in a step.
     max_staleness: largest staleness, in steps, at which a gradient still
-      counts. With one gradient in a step and `UNBOUNDED`, replicas never wait:
-      asynchronous training.
+      counts; None for no limit. With that and one gradient in a step, replicas
+      never wait: asynchronous training.
     cancel: whether late replicas drop their work at once.
 
   Returns:

@@ -226,9 +226,7 @@ def sync_replicas(
     Async-SGD <https://arxiv.org/abs/1511.05950>`_.
   """
   needed, total_num_replicas, bound = quorum.check_sync_arguments(
-    replicas_to_aggregate,
-    total_num_replicas,
-    0 if max_staleness is None else max_staleness,
+    replicas_to_aggregate, total_num_replicas, max_staleness
   )
   checks.at_most("replicas_to_aggregate", needed, _MAX_COUNT)
   checks.flag("reject_nonfinite", reject_nonfinite)
@@ -248,7 +246,7 @@ def sync_replicas(
       checked(_NAME, inner, replicas.names, known=None), replicas.names
     ),
     needed=needed,
-    max_staleness=None if max_staleness is None else bound,
+    max_staleness=bound,
     weight_of=weight_of,
     reject_nonfinite=reject_nonfinite,
     all_arrive=all_arrive,
@@ -266,7 +264,7 @@ class _Rule:
   replicas: Replicas
   inner: optax.GradientTransformationExtraArgs
   needed: int
-  max_staleness: int | None
+  max_staleness: int
   weight_of: Callable[[Any], Any] | None
   reject_nonfinite: bool
   all_arrive: bool
@@ -356,7 +354,7 @@ class _Rule:
         arrived,
         # As in TensorFlow, and unlike the coordinator, which distinguishes replicas
         # of different runs: a future step counts as fresh.
-        yes if self.max_staleness is None else late <= self.max_staleness,
+        late <= self.max_staleness,
         me.all_finite(gradient) if self.reject_nonfinite else yes,
         yes if fits is True else me.agree(fits, gradient),
       )

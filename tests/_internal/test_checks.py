@@ -6,7 +6,10 @@ import optax
 import pytest
 
 import optax_dist
+from optax_dist import compression
 from optax_dist._internal import checks
+
+SGD = optax.sgd(0.1)
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
@@ -24,6 +27,35 @@ def test_integers_of_numpy_are_integers(value):
 def test_counts_that_are_not_positive_integers_are_refused(value):
   with pytest.raises(ValueError, match="`n` must be a positive integer, got"):
     checks.count("n", value)
+
+
+@pytest.mark.parametrize(
+  "make",
+  [
+    lambda **most: optax_dist.local_sgd(SGD, "data", **most),
+    lambda **most: optax_dist.elastic_average(SGD, "data", rho=0.0, **most),
+    lambda **most: optax_dist.streaming_updates(
+      SGD, SGD, "data", fragments=1, **most
+    ),
+  ],
+)
+def test_a_count_fits_into_a_state(make):
+  make(communication_period=2**31 - 1)
+  with pytest.raises(
+    ValueError, match=r"`communication_period` must be at most"
+  ):
+    make(communication_period=2**31)
+
+
+def test_seeds_are_those_that_jax_has():
+  for method in (
+    lambda seed: compression.power_sgd(1, seed=seed),
+    lambda seed: compression.quantize(8, stochastic=True, seed=seed),
+  ):
+    method(2**63 - 1).init([jnp.ones(3)])
+    for seed in (2**63, -1, 1.0, "0", True):
+      with pytest.raises(ValueError, match="`seed` must be"):
+        method(seed)
 
 
 @pytest.mark.parametrize(

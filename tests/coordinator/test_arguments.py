@@ -60,6 +60,12 @@ def test_as_optimizer_refuses_it_before_the_first_update(name, value):
     ("lineage", 0),
     ("staleness_weight", ""),
     ("strategy", ()),
+    ("replicas_to_aggregate", 2**31),
+    ("max_staleness", 2**64),
+    ("global_step", 2**64),
+    ("fingerprint_every", 2**64),
+    ("max_skipped", 2**64),
+    ("inline_bytes", 2**64),
   ],
 )
 def test_what_looks_right_is_refused_too(name, value):

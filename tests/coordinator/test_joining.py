@@ -550,3 +550,26 @@ def test_an_early_end_waits_for_all_embedded_replicas(
     train, 2, optax.sgd(0.1), jnp.zeros(2), replicas_to_aggregate=1
   )
   assert any(accepted)
+
+
+def test_without_a_limit_a_gradient_counts_however_old_it_is():
+  """As in TensorFlow's asynchronous jobs, and as None says of the transform."""
+  ahead = threading.Event()
+
+  def train(replica):
+    if replica.replica == 1:
+      assert ahead.wait(60.0)
+      return replica.step(jnp.ones(2))
+    outcomes = [replica.step(jnp.ones(2)) for _ in range(5)]
+    ahead.set()
+    return outcomes[-1]
+
+  _, late = coordinator.run_embedded(
+    train,
+    2,
+    optax.sgd(0.1),
+    jnp.zeros(2),
+    replicas_to_aggregate=1,
+    max_staleness=None,
+  )
+  assert (late.accepted, late.staleness) == (True, 5)

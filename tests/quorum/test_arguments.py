@@ -21,12 +21,15 @@ def test_integers_of_numpy_are_integers():
   assert all(type(number) is int for number in checked)
 
 
-@pytest.mark.parametrize("value", [True, np.True_, 1.0, "1", None])
-@pytest.mark.parametrize("at", [0, 2])
+NAMES = ("replicas_to_aggregate", "total_num_replicas", "max_staleness")
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 1.0, "1"])
+@pytest.mark.parametrize("at", [0, 1, 2])
 def test_other_types_are_refused_by_name(at, value):
   arguments = [1, 1, 0]
   arguments[at] = value
-  name = ("replicas_to_aggregate", "", "max_staleness")[at]
+  name = NAMES[at]
   with pytest.raises(TypeError, match=rf"{name} must be a .* integer, got"):
     quorum.check_sync_arguments(*arguments)
 
@@ -40,6 +43,7 @@ def test_other_types_are_refused_by_name(at, value):
     ((1, 0), ValueError, "total_num_replicas .*got 0"),
     ((1, -1), ValueError, "total_num_replicas .*got -1"),
     ((1, "2"), TypeError, "total_num_replicas .*got '2'"),
+    ((None,), TypeError, "replicas_to_aggregate .*got None"),
   ],
 )
 def test_numbers_are_checked_at_construction(arguments, error, message):
@@ -50,3 +54,23 @@ def test_numbers_are_checked_at_construction(arguments, error, message):
 def test_the_staleness_is_checked_at_construction():
   with pytest.raises(ValueError, match=r"must be a non-negative .*got -1"):
     quorum.init(2, 2, max_staleness=-1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_largest_number_is_that_of_a_state_or_message(name):
+  arguments = {"replicas_to_aggregate": 1, name: quorum.UNBOUNDED}
+  quorum.init(**arguments)
+  arguments[name] += 1
+  with pytest.raises(
+    ValueError, match=f"{name} must be at most .*, got 2147483648"
+  ):
+    quorum.init(**arguments)
+
+
+def test_without_a_limit_any_staleness_counts():
+  state = quorum.init(1, 2, max_staleness=None, two_phase=False)
+  events = [quorum.Join(0), quorum.Join(1)]
+  events += [quorum.Arrive(0, local_step=step) for step in range(9)]
+  for event in (*events, quorum.Arrive(1, local_step=0)):
+    state, decisions = quorum.step(state, event)
+  assert [d.staleness for d in decisions if isinstance(d, quorum.Accept)] == [9]

@@ -69,7 +69,7 @@ def test_late_replicas_that_drop_their_work_at_once_are_faster(
 
 
 def test_asynchronous_replicas_never_wait():
-  asynchronous = simulate.sync_replicas(1, max_staleness=simulate.UNBOUNDED)
+  asynchronous = simulate.sync_replicas(1, max_staleness=None)
   timing = _run(asynchronous, "exponential:2", 50, steps=10_000)
   assert timing.steps_per_second == pytest.approx(25, rel=0.03)
   # In the mean, each of the 49 others has contributed since.

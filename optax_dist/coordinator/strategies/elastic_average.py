@@ -6,12 +6,10 @@ from typing import Any
 
 import jax
 
+from optax_dist import quorum as rules
 from optax_dist._internal import checks
 from optax_dist.coordinator.strategies import strategy
 from optax_dist.coordinator.strategies.local_steps import LocalSteps
-
-# The center accepts an exchange however old the parameters are.
-_ANY_STALENESS = 2**31 - 1
 
 
 def elastic_average(
@@ -53,7 +51,8 @@ def elastic_average(
     "elastic_average",
     opt,
     period,
-    strategy.Quorum(1, quorum.total_num_replicas, _ANY_STALENESS),
+    # The center accepts an exchange however old the parameters are.
+    strategy.Quorum(1, quorum.total_num_replicas, rules.UNBOUNDED),
     alone=True,
     shared=lambda params: strategy.SharedState(params, ()),
     payload=lambda center, params: params,

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from optax_dist import ledger, quorum
-from optax_dist._internal import checks
 from optax_dist.coordinator import errors, options, strategies
 from optax_dist.coordinator.aggregation import reducer
 from optax_dist.coordinator.data import probe as probes
@@ -152,7 +151,6 @@ class Participant:
     """
     self.replica, self.strategy, self.settings = replica, strategy, settings
     self.processes = processes or Processes()
-    global_step = checks.count("global_step", global_step, least=0)
     model = models.prepare(
       strategy,
       params,

@@ -57,7 +57,7 @@ _make = functools.partial(
       {"all_arrive": True, "staleness_weight": "inverse"},
       "`all_arrive` has no late gradients",
     ),
-    ({"replicas_to_aggregate": 2**40}, "`replicas_to_aggregate` must be at m"),
+    ({"replicas_to_aggregate": 2**40}, "replicas_to_aggregate must be at most"),
     # Their number travels as float32, which has no 2**24 + 1.
     ({"replicas_to_aggregate": 2**24 + 1}, "must be at most 16777216"),
   ],
