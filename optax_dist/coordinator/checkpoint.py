@@ -55,8 +55,6 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
 
 def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
   """Saves, with options of `checkpoint_folder.new`."""
-  import orbax.checkpoint as ocp
-
   _check_replica(replica)
   shared, step = replica.state_to_save()
   phases.reach("checkpointing", replica.replica)
@@ -84,10 +82,7 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
       new, *_ = replica.processes.gather(new)
       if not new:
         raise FileExistsError(path)
-      with ocp.StandardCheckpointer() as checkpointer:
-        # orbax writes no arrays without numbers.
-        filled = {name: leaf for name, leaf in arrays.items() if np.size(leaf)}
-        checkpointer.save(pathlib.Path(new), filled)
+      _write(pathlib.Path(new), arrays)
       if replica.has_data:
         # All processes ask for the progress. It is written last, once everything
         # else is there.
@@ -96,6 +91,11 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
           (pathlib.Path(new) / _PROGRESS).write_bytes(progress)
   except FileExistsError as error:
     taken = error
+  except OSError as error:
+    if error.filename or not error.errno:
+      raise
+    # That of a full disk says what is wrong, and not where.
+    raise OSError(error.errno, error.strerror, str(path)) from error
   # The processes wait until the first one has renamed the folder, or has found
   # that another replica was faster.
   if "taken" in replica.processes.gather("taken" if taken else ""):
@@ -103,6 +103,19 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
       f"There is a checkpoint at {path} already."
     ) from taken
   return step
+
+
+def _write(path: pathlib.Path, arrays: Mapping[str, Any]) -> None:
+  """Writes arrays with orbax; whatever its error is, it names the path."""
+  import orbax.checkpoint as ocp
+
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      # orbax writes no arrays without numbers.
+      filled = {name: leaf for name, leaf in arrays.items() if np.size(leaf)}
+      checkpointer.save(path, filled)
+  except ValueError as error:  # As on a full disk.
+    raise OSError(f"{path} can't be written: {error}") from error
 
 
 def save_if_due(
