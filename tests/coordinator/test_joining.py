@@ -411,7 +411,10 @@ def test_waiting_for_a_coordinator_is_warned_of(caplog):
   """It comes once that is done, however long it takes."""
   (port,) = addresses.free_ports()
   address = f"127.0.0.1:{port}"
-  waits = "Replica 1 has not joined the run after 0.2 s. It waits for admission"
+  waits = (
+    "Replica 1 has not joined the run after 0.2 s, and waits for 127 s more. It"
+    " waits for admission"
+  )
   warnings = lambda: [text for text in caplog.messages if waits in text]
   joined = threading.Event()
 

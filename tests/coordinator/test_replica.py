@@ -557,7 +557,7 @@ def test_a_config_that_can_not_be_written_does_not_end_the_coordinator(
   for _ in range(600):
     deep = [deep]
   assert _steps_with({"deep": deep}, tmp_path / "journal.jsonl") == [1]
-  assert "The journal can't be written" in caplog.text
+  assert "journal.jsonl can't be written" in caplog.text
 
 
 def test_a_batch_must_be_what_the_journal_can_write():

@@ -100,9 +100,10 @@ class JournalLines:
       if self._failing is None:
         self._failing = time.monotonic()
         _log.warning(
-          "The journal can't be written%s, and training goes on without it, until it"
-          " can be: %s",
-          *("" if self._file is None else " any more", error),
+          "The journal %s can't be written%s, and training goes on without it, until"
+          " it can be: %s",
+          *(self._path, "" if self._file is None else " any more"),
+          getattr(error, "strerror", None) or error,
         )
 
   def _can_write(self, file: journal.Journal, since: float) -> None:

@@ -151,7 +151,7 @@ class Log:
         steps = all(isinstance(entry, Committed) for entry in record.entries)
         self._records.append(RECORDS.encode(record), durable=not steps)
     except OSError as error:
-      self._trouble = str(error)
+      self._trouble = f"{self._records}: {error.strerror or error}"
       self._retry_at = time.monotonic() + _RETRY_SECONDS
       return self._trouble
     self._trouble = ""
@@ -177,7 +177,7 @@ class FileRecords:
     """
     self.path = pathlib.Path(path)
     self._size, self._limit = 0, _LARGE
-    with contextlib.ExitStack() as stack, _as_log_error():
+    with contextlib.ExitStack() as stack, _as_log_error(self.path):
       files.check_regular(self.path)
       self.path.parent.mkdir(parents=True, exist_ok=True)
       flags = os.O_RDWR | os.O_CREAT
@@ -204,7 +204,7 @@ class FileRecords:
 
   def read(self) -> Iterator[bytes]:
     """All records; a last one that was cut short is cut off."""
-    with _as_log_error():
+    with _as_log_error(self.path):
       data = self.path.read_bytes()
       if _MAGIC.startswith(data):
         os.ftruncate(self._file, 0)
@@ -285,11 +285,12 @@ def _framed(record: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _as_log_error() -> Iterator[None]:
+def _as_log_error(path: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    raise LogError(f"The log can't be written: {error}.") from None
+    why = error.strerror or error
+    raise LogError(f"The log {path} can't be written: {why}.") from None
 
 
 def forget_if_old(path: str | os.PathLike[str], seconds: float) -> None:

@@ -78,6 +78,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     addresses.wait_for(bind)
     if not addresses.is_own(bind):
       bind = addresses.everywhere(bind).text
+      _log.warning(
+        "%s is no address of this host, on which the coordinator starts. It listens"
+        " at %s, and all must reach it by %s.",
+        *(way.host, bind, way.host),
+      )
     return cls(bind=bind, port=way.port, advertise=way.host, **more)
 
 

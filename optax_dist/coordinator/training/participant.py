@@ -269,8 +269,9 @@ class Participant:
     if not (seen.wait(admitted, seconds) or seen.is_over):
       # Only the coordinator reports stalls, and it may never be reached.
       _log.warning(
-        "Replica %r has not joined the run after %.1f s. %s",
-        *(self.replica, seconds, self.driver.missing()),
+        "Replica %r has not joined the run after %.1f s, and waits for %.0f s more."
+        " %s",
+        *(self.replica, seconds, self._wait_timeout, self.driver.missing()),
       )
     self.wait(admitted, "for admission to the run")
     self.resume()

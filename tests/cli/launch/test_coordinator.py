@@ -130,7 +130,8 @@ def test_a_log_that_is_a_pipe_is_named_at_once(start, tmp_path):
     "coordinator", "--address", "127.0.0.1:9", "--output", tmp_path
   )
   assert own.wait(60.0) == 1
-  assert "The log can't be written: " in text()
+  path = tmp_path / "coordinator.log"
+  assert f"The log {path} can't be written: " in text()
   assert "It is no regular file" in text()
 
 

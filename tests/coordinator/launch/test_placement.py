@@ -70,11 +70,13 @@ def test_what_is_missing_or_wrong_is_named(given, words):
     placement.find(Environment(**dict(zip(names, given, strict=True))))
 
 
-def test_a_coordinator_listens_where_it_can():
+def test_a_coordinator_listens_where_it_can(caplog):
   at = lambda address: Settings.at(address).bind
   assert at("127.0.0.1:7") == "127.0.0.1"
-  # An address of none of its interfaces is mapped to one of them.
+  assert not caplog.messages
+  # An address of none of its interfaces is mapped to one of them, or it is wrong.
   assert at("192.0.2.1:7") == "0.0.0.0"
+  assert "192.0.2.1 is no address of this host" in caplog.text
   assert at("[2001:db8::1]:7") == "::"
   result = Settings.at("[::1]:7")
   assert (result.port, result.advertise) == (7, "::1")

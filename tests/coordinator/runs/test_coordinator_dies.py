@@ -418,7 +418,7 @@ def test_a_log_that_it_can_not_continue_is_named(place, content, words):
 def test_a_log_that_can_not_be_written_is_named(place):
   place.log.parent.write_text("a file in place of its folder")
   with pytest.raises(
-    coordinator.CoordinatorError, match="The log can't be written"
+    coordinator.CoordinatorError, match=f"{place.log} can't be written"
   ):
     coordinator.join(
       optax.sgd(0.1),

@@ -67,7 +67,7 @@ def test_a_folder_for_temporary_files_that_can_not_be_written_is_named(
   monkeypatch.setenv("TMPDIR", str(gone))
   assert main.main(["launch", "--replicas", "1", "--", "true"]) == 1
   said = capsys.readouterr().err
-  assert "optax-dist: launch: The coordinator ends: The log can't be" in said
+  assert "optax-dist: launch: The coordinator ends: The log /" in said
   assert str(gone) in said
   # One that has a log of its own does without.
   log = tmp_path / "log"
@@ -109,7 +109,8 @@ def test_a_run_goes_on_while_its_log_can_not_be_written(tmp_path, caplog):
     while replica.global_step < 60:
       assert replica.step(jnp.ones(2)).accepted
   assert (tmp_path / "log").stat().st_size <= 5000
-  assert "The coordinator's log can't be written: " in caplog.text
+  said = f"The coordinator's log can't be written: {tmp_path / 'log'}: No space"
+  assert said in caplog.text
   assert "The run goes on; " in caplog.text
 
 
@@ -118,7 +119,7 @@ def test_a_run_goes_on_while_its_log_can_not_be_written(tmp_path, caplog):
   [
     (b"\x7fELF and more", "is no log of this version"),
     (b"optax-dist log, format 99\n", "is no log of this version"),
-    (None, "The log can't be written"),
+    (None, "coordinator.log can't be written"),
   ],
   ids=["foreign", "format", "folder"],
 )
