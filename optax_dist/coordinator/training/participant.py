@@ -326,7 +326,7 @@ class Participant:
   @property
   def is_over(self) -> bool:
     """Whether the run is over, or this replica has left it."""
-    return self.inbox.left or self.inbox.finished is not None
+    return self.inbox.has_ended
 
   # The state.
 
@@ -454,7 +454,7 @@ class Participant:
       self._watch()
       return
     self.raise_failure()
-    if self.inbox.finished is not None:
+    if self.is_over:
       return
     if self.inbox.agree(self.gives_up()):
       raise preemption.Late

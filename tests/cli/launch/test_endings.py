@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from optax_dist.coordinator.launch import supervisor
 from optax_dist.coordinator.metrics import prometheus
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("ending_program.py"))
+_PAUSED = str(pathlib.Path(__file__).with_name("paused_replica.py"))
 _ONE = ("--replicas", "2", "--min-replicas", "1")
 _NOBODY = "no replica has joined; does the script call coordinator.join?"
 
@@ -197,3 +199,16 @@ def test_an_evaluation_that_does_not_is_named_before_it_is_killed(
     " of a step nor looked at replica.preempted"
   ) in text
   assert "in _evaluate" in text
+
+
+def test_one_that_is_paused_past_the_end_of_the_run_ends_its_loop(
+  capfd, tmp_path
+):
+  """All steps were taken, without it; nobody is left that has the parameters."""
+  flags = ("--replicas", "2", "--replicas-to-aggregate", "1")
+  code = main.main(["launch", *flags, _PAUSED, str(tmp_path)])
+  out, err = capfd.readouterr()
+  assert code == 0, err
+  assert "[replica 0] step 8: has the last parameters" in out
+  assert re.search(r"\[replica 1\] step [0-7]: has left", out)
+  assert re.search("at step 8, and replica 1 has only the parameters of", err)
