@@ -57,180 +57,6 @@ _GRADS = np.array(
 )
 
 
-def _shrunk(x, limit):
-  return np.sign(x) * np.maximum(np.abs(x) - limit, 0)
-
-
-# The page's rules: of the parameter, the gradient, the step from 1, the slots by
-# name, which they change, and the arguments.
-def _gradient_descent(w, g, t, s, learning_rate):
-  return w - learning_rate * g
-
-
-def _normalized_sgd(w, g, t, s, learning_rate):
-  return w - learning_rate * g / np.sqrt(max(np.sum(g**2), 1e-12))
-
-
-def _momentum(w, g, t, s, learning_rate, momentum, use_nesterov):
-  s["momentum"] = momentum * s["momentum"] + g
-  ahead = g + momentum * s["momentum"] if use_nesterov else s["momentum"]
-  return w - learning_rate * ahead
-
-
-def _adagrad(w, g, t, s, learning_rate, initial_accumulator_value):
-  s["accumulator"] = s["accumulator"] + g**2
-  return w - learning_rate * g / np.sqrt(s["accumulator"])
-
-
-def _adagrad_da(
-  w, g, t, s, learning_rate, initial_gradient_squared_accumulator_value,
-  l1_regularization_strength, l2_regularization_strength, global_step_start,
-):  # fmt: skip
-  step = global_step_start + t
-  total = s["gradient_accumulator"] = s["gradient_accumulator"] + g
-  squares = s["gradient_squared_accumulator"] = (
-    s["gradient_squared_accumulator"] + g**2
-  )
-  rate = learning_rate
-  below = np.sqrt(squares) + l2_regularization_strength * step * rate
-  return -rate * _shrunk(total, l1_regularization_strength * step) / below
-
-
-def _adadelta(w, g, t, s, learning_rate, rho, epsilon):
-  s["accum"] = rho * s["accum"] + (1 - rho) * g**2
-  d = g * np.sqrt(s["accum_update"] + epsilon) / np.sqrt(s["accum"] + epsilon)
-  s["accum_update"] = rho * s["accum_update"] + (1 - rho) * d**2
-  return w - learning_rate * d
-
-
-def _rmsprop(w, g, t, s, learning_rate, decay, momentum, epsilon, centered):
-  s["rms"] = decay * s["rms"] + (1 - decay) * g**2
-  mean = 0
-  if centered:
-    mean = s["mg"] = decay * s["mg"] + (1 - decay) * g
-  root = np.sqrt(s["rms"] - mean**2 + epsilon)
-  s["momentum"] = momentum * s["momentum"] + learning_rate * g / root
-  return w - s["momentum"]
-
-
-def _adam(w, g, t, s, learning_rate, beta1, beta2, epsilon, look_ahead=False):
-  rate = learning_rate * np.sqrt(1 - beta2**t) / (1 - beta1**t)
-  m = s["m"] = s["m"] + (1 - beta1) * (g - s["m"])
-  s["v"] = s["v"] + (1 - beta2) * (g**2 - s["v"])
-  if look_ahead:
-    m = beta1 * m + (1 - beta1) * g
-  return w - rate * m / (np.sqrt(s["v"]) + epsilon)
-
-
-def _nadam(*args, **arguments):
-  return _adam(*args, **arguments, look_ahead=True)
-
-
-def _amsgrad(w, g, t, s, learning_rate, decay, beta1, beta2, epsilon):
-  m = s["m"] = s["m"] + (1 - beta1) * (g - s["m"])
-  s["v"] = s["v"] + (1 - beta2) * (g**2 - s["v"])
-  s["v_hat"] = np.maximum(s["v_hat"], s["v"])
-  rate = learning_rate / np.sqrt(t) if decay else learning_rate
-  return w - rate * m / (np.sqrt(s["v_hat"]) + epsilon)
-
-
-def _ftrl(
-  w, g, t, s, learning_rate, learning_rate_power, initial_accumulator_value,
-  l1_regularization_strength, l2_regularization_strength,
-  l2_shrinkage_regularization_strength, beta,
-):  # fmt: skip
-  old, new = s["accum"], s["accum"] + g**2
-  power = -learning_rate_power
-  shrinkage = 2 * l2_shrinkage_regularization_strength * w
-  z = (
-    s["linear"] + g + shrinkage - (new**power - old**power) / learning_rate * w
-  )
-  s["linear"], s["accum"] = z, new
-  below = new**power / learning_rate + 2 * l2_regularization_strength
-  l1 = l1_regularization_strength
-  w = (np.sign(z) * l1 - z) / (below + beta / learning_rate)
-  return np.where(np.abs(z) > l1, w, 0)
-
-
-def _proximal_gradient_descent(
-  w, g, t, s, learning_rate, l1_regularization_strength,
-  l2_regularization_strength,
-):  # fmt: skip
-  p = w - learning_rate * g
-  p = _shrunk(p, learning_rate * l1_regularization_strength)
-  return p / (1 + learning_rate * l2_regularization_strength)
-
-
-def _proximal_adagrad(
-  w, g, t, s, learning_rate, initial_accumulator_value,
-  l1_regularization_strength, l2_regularization_strength,
-):  # fmt: skip
-  s["accumulator"] = s["accumulator"] + g**2
-  rate = learning_rate / np.sqrt(s["accumulator"])
-  return _proximal_gradient_descent(
-    w, g, t, s, rate, l1_regularization_strength, l2_regularization_strength
-  )
-
-
-def _neural_optimizer1(w, g, t, s, learning_rate, beta1, decrease_factor):
-  s["m"] = beta1 * s["m"] + (1 - beta1) * g
-  same = np.sign(g) == np.sign(s["m"])
-  return w - learning_rate * g * np.where(same, 1, decrease_factor)
-
-
-def _grad_variance_scaled(w, g, t, s, learning_rate, beta1, beta2, epsilon):
-  s["m"] = beta1 * s["m"] + (1 - beta1) * g
-  d = (g - s["m"]) ** 2
-  s["v"] = beta2 * s["v"] + (1 - beta2) * d
-  return w - learning_rate * g * np.minimum(s["v"] / (d + epsilon), 1)
-
-
-#: Arguments that every part of a rule shows in; others are the page's defaults.
-_ARGUMENTS = {
-  "momentum": [
-    {"momentum": 0.9},
-    {"momentum": 0.9, "use_nesterov": True},
-  ],
-  "adagrad_da": [
-    {},
-    {
-      "l1_regularization_strength": 0.02,
-      "l2_regularization_strength": 0.1,
-      "global_step_start": 3,
-    },
-  ],
-  "adadelta": [{}, {"rho": 0.8, "epsilon": 1e-3}],
-  "rmsprop": [{}, {"centered": True, "momentum": 0.5, "epsilon": 1e-3}],
-  "adam": [{}, {"beta1": 0.5, "beta2": 0.9, "epsilon": 0.1}],
-  "custom_adam": [{}, {"beta1": 0.5, "beta2": 0.9, "epsilon": 0.1}],
-  "nadam": [{}, {"beta1": 0.5, "beta2": 0.9, "epsilon": 0.1}],
-  "amsgrad": [{"epsilon": 1e-8}, {"decay": True, "epsilon": 0.1}],
-  "ftrl": [
-    {"beta": 0.0},
-    {
-      "learning_rate_power": -0.3,
-      "l1_regularization_strength": 0.05,
-      "l2_regularization_strength": 0.1,
-      "l2_shrinkage_regularization_strength": 0.2,
-      "beta": 0.5,
-    },
-  ],
-  "proximal_gradient_descent": [
-    {"l1_regularization_strength": 0.1, "l2_regularization_strength": 0.2}
-  ],
-  "proximal_adagrad": [
-    {"l1_regularization_strength": 0.1, "l2_regularization_strength": 0.2}
-  ],
-  "grad_variance_scaled": [{}, {"beta2": 0.5, "epsilon": 0.01}],
-}
-_RUN = [
-  (name, arguments)
-  for name in _RULES
-  if name not in ("keras", "base_custom")
-  for arguments in _ARGUMENTS.get(name, [{}])
-]
-
-
 def test_the_tables_are_whole():
   functions = {name for name in optimizers.__all__ if name.islower()}
   assert set(_RULES) == {name for name in functions if "returnn" not in name}
@@ -281,38 +107,25 @@ def _initial(cell, arguments):
   return result
 
 
-@pytest.mark.parametrize(
-  ("name", "given"), _RUN, ids=lambda x: x if isinstance(x, str) else len(x)
-)
-def test_rule(name, given):
-  """The parameters and the slots are those of the page's formula."""
+@pytest.mark.parametrize("name", sorted(set(_RULES) - {"keras", "base_custom"}))
+def test_slots_and_their_initial_values(name):
+  """The rules themselves are compared with recordings: `test_golden.py`."""
   text, cells = _RULES[name]
   arguments = {"learning_rate": 0.1} | {
     key: default
     for key, default in _defaults(text).items()
     if default is not inspect.Parameter.empty and key != "learning_rate"
   }
-  arguments |= given
-  rule = {"custom_gradient_descent": "gradient_descent", "custom_adam": "adam"}
-  rule = globals()[f"_{rule.get(name, name)}"]
-  tx = getattr(optimizers, name)(**arguments)
-  params, w = jnp.float32(_START), _START
-  state = tx.init(params)
+  # Without it, `momentum` is an argument that must be given.
+  arguments |= {"momentum": {"momentum": 0.9}}.get(name, {})
   initial = _initial(cells[1], arguments)
-  if not arguments.get("centered"):
-    initial.pop("mg", None)
-  assert set(slots.slot_names(state)) == set(initial)
-  kept = {key: np.full_like(w, value) for key, value in initial.items()}
-  for key in kept:
-    np.testing.assert_allclose(slots.get_slot(state, "", key), kept[key])
-  for t, g in enumerate(_GRADS, start=1):
-    updates, state = tx.update(jnp.float32(g), state, params)
-    params = optax.apply_updates(params, updates)
-    w = rule(w, g, t, kept, **arguments)
-    np.testing.assert_allclose(params, w, rtol=3e-5, atol=1e-6)
-  for key, value in kept.items():
-    got = slots.get_slot(state, "", key)
-    np.testing.assert_allclose(got, value, rtol=1e-4, atol=1e-6)
+  for more in ({"centered": True}, {}) if name == "rmsprop" else ({},):
+    state = getattr(optimizers, name)(**arguments | more).init(jnp.ones(4))
+    if name == "rmsprop" and not more:
+      initial.pop("mg")
+    assert set(slots.slot_names(state)) == set(initial)
+    for key, value in initial.items():
+      np.testing.assert_allclose(slots.get_slot(state, "", key), value)
 
 
 def _steps(tx, grads=_GRADS, start=_START):
