@@ -119,6 +119,8 @@ def _last_step(path):
   return max(r["step"] + 1 for r in records if r["kind"] == "commit")
 
 
+# The next test launches the same program, and tests/examples has one that ends.
+@pytest.mark.nightly
 def test_one_machine(place):
   done = _run("first", place)
   assert done.returncode == 0, done.stderr
