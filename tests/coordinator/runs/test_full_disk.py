@@ -32,8 +32,14 @@ def test_the_journal_has_all_steps_once_there_is_room(tmp_path, caplog):
     )
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert caplog.text.count("can't be written any more") == 1
   assert "training goes on without it" in caplog.text
+  # As soon as there is room again, it has all, and their times.
+  assert "is written again after" in caplog.text
+  assert "0 lines are missing from it" in caplog.text
   result = journal.read(path)
+  times = [r["time"] for r in result.records]
+  assert times == sorted(times)
   commits = [r["step"] for r in result.records if r["kind"] == "commit"]
   assert commits == list(range(9))
   assert not result.problems

@@ -1,4 +1,4 @@
-"""Ways to join: IPv6, certificates; where another one listened before."""
+"""Ways to join: over IPv6, and where another one listened before."""
 
 import os
 import subprocess
@@ -13,7 +13,6 @@ from optax_dist import coordinator
 from optax_dist.coordinator.launch import environment
 from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
-from tests.coordinator.transport import worlds
 
 _SECRET = "a secret of enough bytes"
 _PARAMS = {"w": jnp.ones(100_000)}
@@ -69,20 +68,6 @@ def test_replicas_join_over_ip_version_6():
     )
   finally:
     made.stop()
-
-
-def test_replicas_join_with_certificates(tmp_path):
-  files = worlds.certificates(tmp_path)
-  with process.start(_SECRET.encode(), port=0, certificates=files) as made:
-    _train(
-      {
-        "coordinator_address": made.address,
-        "secret": _SECRET,
-        "certificates": files,
-        "bind": "127.0.0.1",
-        "start_coordinator": False,
-      }
-    )
 
 
 def test_a_process_may_listen_where_a_lost_one_did():

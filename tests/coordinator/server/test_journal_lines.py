@@ -85,11 +85,6 @@ def _written(path):
   return [r["step"] for r in result if r and r["kind"] == "commit"]
 
 
-def _steps(path):
-  result = journal.read(path).records
-  return [r["step"] for r in result if r["kind"] == "commit"]
-
-
 def test_a_coordinator_writes_on_where_others_have_written_less(tmp_path):
   path, lines = _begun(tmp_path)
   lines.write(_commit(0))
@@ -137,24 +132,6 @@ def _full(path):
     yield
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_full_disk_does_not_end_training(tmp_path, caplog):
-  path, lines = _begun(tmp_path)
-  lines.write(_commit(0))
-  with _full(path):
-    for step in range(1, 4):
-      lines.write(_commit(step))
-    assert _steps(path) == [0]
-  assert caplog.text.count("can't be written any more") == 1
-  # As soon as there is room again, it has all, and their times.
-  lines.write(_commit(4))
-  lines.close()
-  assert _steps(path) == [0, 1, 2, 3, 4]
-  assert "is written again after" in caplog.text
-  assert "0 lines are missing from it" in caplog.text
-  times = [r["time"] for r in journal.read(path).records]
-  assert times == sorted(times)
 
 
 def test_a_run_that_begins_on_a_full_disk_is_in_its_journal(tmp_path, caplog):
