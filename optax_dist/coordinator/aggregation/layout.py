@@ -30,6 +30,7 @@ class Leaf(NamedTuple):
     size: its number of elements.
     begin: the first of its bytes.
     end: the end of them.
+    most: the largest number that may be sent; see `Layout.bounded`.
   """
 
   shape: tuple[int, ...]
@@ -38,6 +39,7 @@ class Leaf(NamedTuple):
   size: int
   begin: int
   end: int
+  most: float
 
 
 class DtypeBuffer(NamedTuple):
@@ -88,6 +90,20 @@ class Layout(NamedTuple):
   groups: tuple[DtypeBuffer, ...]
   elements: int
   nbytes: int
+
+  def bounded(self, terms: int, in_tree: bool = False) -> Layout:
+    """The same for a gradient of which so many are added up in a step.
+
+    Args:
+      terms: how many. A number so large that their sum could overflow counts as
+        not finite: the mean would not be. 0: any number may be sent.
+      in_tree: whether sums of some of them are sent, see `tree_sums`.
+    """
+    leaves = [
+      leaf._replace(most=wires.largest(leaf.dtype, leaf.codec, terms, in_tree))
+      for leaf in self.leaves
+    ]
+    return self._replace(leaves=tuple(leaves))
 
   def cuts(self, parts: int) -> tuple[int, ...]:
     """Cuts the elements into nearly equal parts: `parts + 1` positions.
@@ -140,7 +156,7 @@ class Layout(NamedTuple):
 
 
 def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
-  """Creates the layout of leaves with a shape and a dtype.
+  """Creates the layout of leaves with a shape and a dtype, for a single gradient.
 
   Args:
     leaves: arrays or `jax.ShapeDtypeStruct`s.
@@ -174,5 +190,7 @@ def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
     codec, dtype = codecs[group], np.dtype(leaf.dtype)
     begin = groups[group].offset + codec.nbytes(first)
     end = begin + codec.nbytes(size)
-    places.append(Leaf(tuple(leaf.shape), dtype, codec, size, begin, end))
+    most = wires.largest(dtype, codec, 1)
+    shape = tuple(leaf.shape)
+    places.append(Leaf(shape, dtype, codec, size, begin, end, most))
   return Layout(tuple(places), tuple(groups), start, offset)

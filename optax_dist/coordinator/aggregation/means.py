@@ -24,9 +24,6 @@ def write(
   layout: layouts.Layout,
   out: np.ndarray,
   in_place: bool = False,
-  terms: int = 1,
-  in_tree: bool = False,
-  check: bool = True,
 ) -> list[memoryview] | None:
   """Encodes leaves into a buffer of their layout.
 
@@ -37,13 +34,9 @@ def write(
     out: uint8, of `layout.nbytes`.
     in_place: whether large arrays of JAX's stay where they are, if they are sent
       as they are.
-    terms: how many such gradients a step adds up. A number so large that their sum
-      could overflow counts as not finite: the mean would not be.
-    in_tree: whether sums of some of them are sent, see `tree_sums`.
-    check: whether all numbers have to be finite.
 
   Returns:
-    Their bytes, in order; None if not all numbers are finite that have to be.
+    Their bytes, in order; None if not all numbers are within their bounds.
 
   Example:
     >>> leaves = [np.ones(3, np.float32)]
@@ -58,21 +51,17 @@ def write(
   # The bytes of arrays that stay, by where they begin.
   stay: dict[int, memoryview] = {}
   for leaf, array in zip(layout.leaves, leaves, strict=True):
-    codec, start, stop = leaf.codec, leaf.begin, leaf.end
-    most = math.inf
-    if check:
-      most = wires.largest(leaf.dtype, codec, terms, in_tree)
+    codec, start = leaf.codec, leaf.begin
     if in_place and _may_stay(array, leaf, codec):
       flat = np.asarray(array).reshape(-1)
-      finite &= _is_within(flat, codec, most)
+      finite &= _is_within(flat, codec, leaf.most)
       stay[start] = flat.view(np.uint8).data
       continue
     if leaf.size >= CHUNK and isinstance(codec, wires.Plain):
       # So that fewer bytes leave its device.
       array = array.astype(codec.stored, copy=False)
     flat = np.asarray(array).reshape(-1)
-    finite &= _encode(flat, codec, out[start:stop], most)
-    out[start + codec.nbytes(flat.size) : stop] = 0
+    finite &= _encode(flat, leaf, out[start : leaf.end])
   if not finite:
     return None
   parts, end = [], 0
@@ -97,16 +86,16 @@ def _may_stay(array: Any, leaf: layouts.Leaf, codec: wires.Codec) -> bool:
   )
 
 
-def _encode(
-  flat: np.ndarray, codec: wires.Codec, out: np.ndarray, most: float
-) -> bool:
-  finite = True
+def _encode(flat: np.ndarray, leaf: layouts.Leaf, out: np.ndarray) -> bool:
+  codec, finite = leaf.codec, True
   for start in range(0, flat.size, CHUNK):
     numbers = flat[start : start + CHUNK]
-    first, last = codec.nbytes(start), codec.nbytes(start + numbers.size)
-    codec.encode(numbers, out[first:last])
+    nbytes = codec.nbytes(numbers.size)
+    raw, out = out[:nbytes], out[nbytes:]
+    codec.encode(numbers, raw)
     # Large numbers may be rounded to infinity.
-    finite &= _are_within(codec.decode(out[first:last]), most)
+    finite &= _are_within(codec.decode(raw), leaf.most)
+  out[:] = 0
   return finite
 
 
@@ -124,7 +113,9 @@ def _are_within(numbers: np.ndarray, most: float) -> bool:
   if math.isinf(most):
     return True
   reals = numbers.view(numbers.real.dtype)
-  return bool(-most <= reals.min() and reals.max() <= most)
+  return bool(
+    -most <= np.minimum.reduce(reals) and np.maximum.reduce(reals) <= most
+  )
 
 
 def read(layout: layouts.Layout, raw: bytes | np.ndarray) -> list[np.ndarray]:

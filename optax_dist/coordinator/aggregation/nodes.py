@@ -68,7 +68,7 @@ class Summing:
       slots: how many micro-batches a step has.
       allocate: memory for one gradient.
     """
-    self._layout, self._slots = layout, slots
+    self._layout, self._slots = layout.bounded(slots, in_tree=True), slots
     # Between leaves there are bytes that nobody reads: they are zeros here, so
     # that equal gradients have equal bytes.
     self._gaps = list(_gaps(layout))
@@ -82,9 +82,7 @@ class Summing:
       leaves: arrays, in the order of the layout.
     """
     out = self._array()
-    if not means.write(
-      leaves, self._layout, out, terms=self._slots, in_tree=True
-    ):
+    if not means.write(leaves, self._layout, out):
       return None
     for gap in self._gaps:
       out[gap] = 0

@@ -119,18 +119,18 @@ def largest(
   Args:
     dtype: of the numbers.
     codec: how they are encoded.
-    terms: how many are added up.
+    terms: how many are added up; 0 if it does not matter.
     in_tree: whether sums of some of them are encoded, and so rounded, too.
 
   Returns:
-    The number; infinity for integers.
+    The number; infinity for integers, and if it does not matter.
 
   Example:
     >>> float32 = np.dtype("float32")
     >>> float(f"{largest(float32, codec('float32', float32), 2):.2g}")
     1.7e+38
   """
-  if not (is_floating(dtype) or dtype.kind == "c"):
+  if not (terms and (is_floating(dtype) or dtype.kind == "c")):
     return math.inf
   summed = codec.work
   if in_tree and isinstance(codec, Plain):

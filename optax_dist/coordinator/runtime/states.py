@@ -191,7 +191,7 @@ class States:
     self._shards, self._post = shards, post
     self.inner, self._is_own = inner, False
     blocks = shards.templates if shards else [as_numpy(leaf) for leaf in leaves]
-    self._layout = layout.layout(blocks)
+    self._layout = layout.layout(blocks).bounded(0)
     self.nbytes = self._layout.nbytes
     self._background = background if self.nbytes > _SMALL else None
     # The first update may be slow.
@@ -277,7 +277,7 @@ class States:
       leaves = self._shards.split(leaves)
     words = [words_of(leaf)[0] for leaf in leaves]
     out = np.empty(self.nbytes, np.uint8)
-    parts = means.write(words, self._layout, out, in_place=True, check=False)
+    parts = means.write(words, self._layout, out, in_place=True)
     assert parts is not None
     return parts
 

@@ -204,10 +204,6 @@ class Template:
     )
     self._reshard: Any = None
 
-  def unflatten(self, leaves: Any) -> Any:
-    """A tree with the structure of the parameters."""
-    return jax.tree.unflatten(self._tree, leaves)
-
   def fit(self, grads: Any) -> Any:
     """A gradient as a tree with the structure of the parameters.
 
@@ -226,7 +222,6 @@ class Template:
           "grads must have the structure of the parameters,"
           f" {_shown(self._names)}, got {_shown(names)}."
         )
-      grads = self.unflatten(leaves)
     for name, like, grad in zip(self._names, self._leaves, leaves, strict=True):
       shape, dtype = getattr(grad, "shape", ()), getattr(grad, "dtype", None)
       if (shape, dtype) != (like.shape, like.dtype):
@@ -235,7 +230,8 @@ class Template:
           f" parameter, got {dtype or type(grad).__name__}{list(shape)}."
         )
     # They may be part of a sum, which is submitted later.
-    grads = jax.tree.map(own, grads)
+    owned = [own(leaf) for leaf in leaves]
+    grads = jax.tree_util.tree_unflatten(self._tree, owned)
     return grads if self._is_local else self._place(grads)
 
   def _place(self, grads: Any) -> Any:
@@ -248,9 +244,8 @@ class Template:
     ):
       return grads
     if self._reshard is None:
-      self._reshard = jax.jit(
-        lambda tree: tree, out_shardings=self.unflatten(self._shardings)
-      )
+      shardings = jax.tree.unflatten(self._tree, self._shardings)
+      self._reshard = jax.jit(lambda tree: tree, out_shardings=shardings)
     return self._reshard(grads)
 
 

@@ -48,12 +48,12 @@ class Encoder:
       samples: how they were summed.
       inline: whether they are sent in messages.
     """
-    self._update, self._layout = model.update, model.layout
-    self.fit = template.fit
+    self._update, self.fit = model.update, template.fit
     quorum = model.strategy.quorum
-    self._terms = quorum.replicas_to_aggregate
+    terms = quorum.replicas_to_aggregate
     if model.strategy.fragments is not None:
-      self._terms = max(self._terms, quorum.total_num_replicas)
+      terms = max(terms, quorum.total_num_replicas)
+    self._layout = model.layout.bounded(terms)
     self._is_summed = samples.sums is not None
     # For gradients that are sent inline.
     self._memory: np.ndarray | None = None
@@ -81,9 +81,7 @@ class Encoder:
     else:
       out, in_place = self._buffer(driver)
       leaves = self._update.split(total)
-      parts = means.write(
-        leaves, self._layout, out, in_place=in_place, terms=self._terms
-      )
+      parts = means.write(leaves, self._layout, out, in_place)
       if parts is None:
         return Encoded(False, work=work)
     if self._memory is not None:

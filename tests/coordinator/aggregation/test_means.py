@@ -164,7 +164,7 @@ def test_the_mean_of_the_largest_numbers_is_finite(wire, dtype, terms):
   out, counted = np.zeros(layout.nbytes, np.uint8), []
   for size in large / 1.01 ** np.arange(600):
     leaf = np.full(300, -size).astype(dtype)
-    if means.write([leaf], layout, out, terms=terms) is not None:
+    if means.write([leaf], layout.bounded(terms), out) is not None:
       counted.append(size)
       (mean,) = means.read(layout, average(layout, [out] * terms))
       np.testing.assert_allclose(mean, leaf, rtol=0.02)
@@ -179,9 +179,9 @@ def numbers(seed, size=5000):
 
 def placed(leaves, wire="float32", terms=1):
   """The parts of a gradient that stays in place, and its buffer."""
-  layout = layouts.layout(leaves, wire)
+  layout = layouts.layout(leaves, wire).bounded(terms)
   out = np.full(layout.nbytes, 255, np.uint8)
-  parts = means.write(leaves, layout, out, in_place=True, terms=terms)
+  parts = means.write(leaves, layout, out, in_place=True)
   return layout, parts, out
 
 
