@@ -125,7 +125,8 @@ class Driver:
   def enqueue(self, input_: Any) -> None:
     """Queues an input for the core; callable from any thread."""
     self.loop.check_process()
-    self.loop.call_soon(lambda: self._inputs.append(input_))
+    self._inputs.append(input_)
+    self.loop.wake()
 
   def submit(
     self,
@@ -139,13 +140,10 @@ class Driver:
       parts: the gradient's bytes; none if it is sent inline, not finite, or too
         stale to count.
     """
-
-    def action() -> None:
-      phases.reach("arrived", self._replica)
-      self.arrays.submitted(submitted, parts)
-      self._inputs.append(submitted)
-
-    self.loop.call_soon(action)
+    phases.reach("arrived", self._replica)
+    self.arrays.submitted(submitted, parts)
+    self._inputs.append(submitted)
+    self.loop.wake()
 
   def allocate(self) -> memoryview:
     """Memory for a gradient; it is used again once no view of it is left."""
@@ -208,17 +206,16 @@ class Driver:
     finder = self._endpoint.finder
     if finder is not None and finder.has_moved():
       self._on_event(self._peers.moved())
-    timed = False
+    timed, now = False, self._transport.now()
     while True:
       if self.loop.posted:
         self.loop.run_posted()
       if self._inputs:
         while self._inputs:
-          self._step(self._inputs.popleft())
+          self._step(self._inputs.popleft(), now)
         continue
       if self.loop.closing:
         break
-      now = self._transport.now()
       if now >= self._check_at:
         # A transfer that is stuck is noticed so much later.
         self._check_at = now + self._check_every
@@ -230,16 +227,16 @@ class Driver:
       if timed or due > now:
         break
       timed = True
-      self._step(inputs.TimePassed())
+      self._step(inputs.TimePassed(), now)
     if self._notify_training_loop:
       self._notify_training_loop = False
       # The training loop takes the processor: others may get theirs first.
       self._transport.flush()
       self.inbox.wake()
 
-  def _step(self, input_: Any) -> None:
+  def _step(self, input_: Any, now: float) -> None:
     effects = self._effects
-    for effect in self._core.step(input_, self._transport.now()):
+    for effect in self._core.step(input_, now):
       effects.get(type(effect), self._notify)(effect)
 
   def _on_event(self, event: transports.Event) -> None:

@@ -26,6 +26,7 @@ class EventLoop:
     closing: why it ends; "" while it goes on.
     due: when to call `run_pending` at the latest; by the transport's clock.
     posted: what it has yet to run.
+    wake: makes it call `run_pending` soon; callable from any thread.
   """
 
   def __init__(
@@ -45,7 +46,7 @@ class EventLoop:
       run_pending: does what follows from events, and from what was posted.
       failed: called with an error that ends it.
     """
-    self.closing = ""
+    self.closing, self.wake = "", endpoint.transport.wake
     self._endpoint, self._replica = endpoint, replica
     self._handle, self._run_pending = handle, run_pending
     self.due, self._failed = 0.0, failed
@@ -64,8 +65,7 @@ class EventLoop:
   def call_soon(self, action: Callable[[], None]) -> None:
     """Runs a function in its thread; callable from any."""
     self.posted.append(action)
-    if not self._closed:
-      self._endpoint.transport.wake()
+    self.wake()
 
   def run_posted(self) -> None:
     """Runs what was posted; called in its thread, or before it starts."""
@@ -105,10 +105,7 @@ class EventLoop:
     try:
       self._run_pending()
       while not self.closing:
-        timeout = 0.0
-        if not self.posted:
-          timeout = max(0.0, self.due - transport.now())
-        for event in transport.poll(timeout):
+        for event in transport.poll(max(0.0, self.due - transport.now())):
           self._handle(event)
         self._run_pending()
     except BaseException as error:

@@ -110,8 +110,8 @@ class Connections:
       del self._dirty[link]
       self._handle(link, WRITE)
 
-  def run_once(self, until: float | None) -> None:
-    """Waits for something to happen, and handles it.
+  def run_once(self, until: float | None) -> float:
+    """Waits for something to happen, and handles it; returns the time.
 
     Args:
       until: when to return at the latest; None: whenever something is due.
@@ -131,6 +131,7 @@ class Connections:
       self.dialer.check(now)
     if now >= self._next_check:
       self._check(now)
+    return now
 
   def allow(self, peer: str, silence: liveness.Rule) -> None:
     """Sets how long a connected peer may be silent, and this process to it."""

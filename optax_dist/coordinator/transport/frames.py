@@ -59,7 +59,7 @@ class Frames:
     self._queue.append((kind, number, body))
 
   def pop(self) -> bytes:
-    """The frames to write next; empty if none waits."""
+    """The frames to write next, of those that wait."""
     texts: list[bytes] = []
     while self._queue and len(texts) < 2 * _AT_ONCE:
       kind, number, body = self._queue.popleft()

@@ -63,6 +63,8 @@ class Sending:
 
   Attributes:
     shares: whether the peer can read buffers of this process.
+    queue: the arrays of which pieces are written, the first one first.
+    finishing: those of which the last piece is being written.
   """
 
   def __init__(
@@ -83,10 +85,8 @@ class Sending:
     self.shares = False
     self._peer, self._pool, self._emit, self._put = peer, pool, emit, put
     self._arrays: dict[int, _Outgoing] = {}
-    # Those of which pieces are written, the first one first; and those of which
-    # the last piece is being written.
-    self._queue: collections.deque[int] = collections.deque()
-    self._finishing: list[int] = []
+    self.queue: collections.deque[int] = collections.deque()
+    self.finishing: list[int] = []
     # What the peer expects and this side does not send yet, with the size.
     self._expected = Remembered()
     self._cancelled = Remembered()
@@ -124,7 +124,7 @@ class Sending:
       if out.cancelled:
         del self._arrays[transfer]
       else:
-        self._queue.append(transfer)
+        self.queue.append(transfer)
 
   def released(self, transfer: int) -> None:
     """The peer has read an array in its buffer.
@@ -143,21 +143,21 @@ class Sending:
     """The bytes to write next, of as many arrays as fit into one piece."""
     output: list[memoryview | bytes] = []
     room = PIECE
-    while self._queue and room > 0:
-      transfer = self._queue[0]
+    while self.queue and room > 0:
+      transfer = self.queue[0]
       out = self._arrays[transfer]
       piece = out.pop(room)
       nbytes = sum(part.nbytes for part in piece)
       room -= nbytes + HEADER.size
       output += [HEADER.pack(nbytes, Kind.CHUNK, transfer), *piece]
       if not out.parts:
-        self._queue.popleft()
-        self._finishing.append(transfer)
+        self.queue.popleft()
+        self.finishing.append(transfer)
     return output
 
   def written(self) -> None:
     """All that `next_pieces` has returned is written."""
-    finished, self._finishing = self._finishing, []
+    finished, self.finishing = self.finishing, []
     for transfer in finished:
       out = self._arrays.pop(transfer)
       self._emit(interface.ArraySent(self._peer, transfer, out.nbytes))
@@ -178,7 +178,7 @@ class Sending:
       out.cancelled = True  # Its memory is in use until it is released.
     else:
       del self._arrays[transfer]
-      for ids in (self._queue, self._finishing):
+      for ids in (self.queue, self.finishing):
         if transfer in ids:
           ids.remove(transfer)
     if reason is not None:
@@ -198,7 +198,7 @@ class Sending:
       if not out.cancelled:
         self._fail(transfer, reason)
     self._arrays.clear()
-    self._queue.clear()
+    self.queue.clear()
 
   def _begin(self, transfer: int, nbytes: int) -> None:
     """The receiver expects the array: shares it if possible, else sends it."""
@@ -212,7 +212,7 @@ class Sending:
     if self.shares and nbytes >= shared_memory.LEAST and len(out.parts) == 1:
       region = self._pool.find(out.parts[0])
     if region is None or region.file < 0:
-      self._queue.append(transfer)
+      self.queue.append(transfer)
       return
     out.region = region
     region.readers += 1

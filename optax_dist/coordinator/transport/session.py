@@ -139,10 +139,10 @@ class Session:
   def output(self) -> list[memoryview | bytes]:
     """The next bytes to write, once it has started; see `sent`."""
     if not self._writing:
-      small = self.frames.pop()
-      if small:
-        self._writing.append(small)
-      self._writing += self.sending.next_pieces()
+      if self.frames.backlog:
+        self._writing.append(self.frames.pop())
+      if self.sending.queue:
+        self._writing += self.sending.next_pieces()
     return self._writing
 
   def sent(self, nbytes: int) -> None:
@@ -155,7 +155,7 @@ class Session:
         return
       nbytes -= first
       del writing[0]
-    if not writing:
+    if not writing and self.sending.finishing:
       self.sending.written()
 
   def _own_output(self) -> None:

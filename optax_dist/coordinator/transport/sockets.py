@@ -42,6 +42,9 @@ class Transport:
     address: address that peers `connect` to; it may list several endpoints.
     port: the port it listens on; None: it only accepts local connections.
     now: the time, in seconds.
+    flush: writes what was sent, as far as possible without waiting: to be called
+      before slow work, since `poll` does so, too.
+    wake: makes the current `poll`, or else the next one, return at once.
     bytes_in: bytes of arrays received.
     bytes_out: bytes of arrays sent.
   """
@@ -124,6 +127,8 @@ class Transport:
       self._up,
       self._lose,
     )
+    self.flush = self._connections.flush
+    self.wake = self._connections.poller.wake
     _living.add(self)
 
   def use_run(self, run: bytes) -> None:
@@ -341,29 +346,15 @@ class Transport:
       `wake`.
     """
     self._check_open()
-    now = self.now()
-    end = None if timeout is None else now + timeout
+    end = None if timeout is None else self.now() + timeout
     while True:
-      self._connections.flush()
-      self._connections.run_once(now if self._events else end)
-      now = self.now()
+      self.flush()
+      now = self._connections.run_once(0.0 if self._events else end)
       done = end is not None and now >= end
       if self._events or self._connections.poller.woken or done:
-        self._connections.flush()
         self._connections.poller.woken = False
         events, self._events = self._events, []
         return events
-
-  def flush(self) -> None:
-    """Writes what was sent, as far as possible without waiting.
-
-    Call it before slow work; `poll` includes it.
-    """
-    self._connections.flush()
-
-  def wake(self) -> None:
-    """Makes the current `poll`, or else the next one, return at once."""
-    self._connections.poller.wake()
 
   def close(self, reason: str = "") -> None:
     """Announces its end to all peers without waiting, and frees all resources."""
