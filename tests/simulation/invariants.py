@@ -1133,7 +1133,7 @@ class Checker:
   def sums_as_asked(self, process: Any) -> None:
     """A training loop sums as many gradients as its core was asked for."""
     client = getattr(process.node, "core", process.node)
-    asked = client._assignment.requested
+    asked = client._known.requested
     if process.requested != asked:
       self.fail("A2", f"{process.name} sums {process.asked}, asked for {asked}")
 

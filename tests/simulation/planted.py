@@ -156,7 +156,7 @@ FAULTS = (
     "a replica waits without a deadline",
     f"{_CLIENT}.client",
     "Client.deadline",
-    "self._waiting.deadline",
+    "self._wait_by",
     "math.inf",
   ),
   Planted(

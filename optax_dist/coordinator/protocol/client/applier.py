@@ -12,7 +12,6 @@ import collections
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.client.means import Means, SendMessage
-from optax_dist.coordinator.protocol.client.serving import Serving
 from optax_dist.coordinator.protocol.client.submissions import Submissions
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -76,7 +75,9 @@ class Applier:
     self.start: Start | None = start
     self._todo: collections.deque[Committed] = collections.deque()
     self.means = Means(out, send)
-    self._serving = Serving(out, send)
+    # What it is asked for as soon as it has a step: snapshots, and word of its step.
+    self._serves: list[Serve] = []
+    self._report = -1
     # Whether it has asked for a snapshot, and the one that it was told to fetch.
     self._has_requested = False
     self._fetch: Fetch | None = None
@@ -88,7 +89,7 @@ class Applier:
   @property
   def current(self) -> bool:
     """Whether the state is the run's, with everything applied that is known."""
-    return self.is_usable and not self._todo
+    return self.belongs_to_run and not self.needs and not self._todo
 
   @property
   def is_usable(self) -> bool:
@@ -237,7 +238,19 @@ class Applier:
   def _arrived_at_step(self) -> None:
     self._out += self._submissions.published(self.step)
     self.means.arrived_at(self.step)
-    self._serving.arrived_at(self.step)
+    self._answer_requests()
+
+  def _answer_requests(self) -> None:
+    """Does what waits for this step."""
+    if not self.is_usable:
+      return
+    if self._serves:
+      due = [serve for serve in self._serves if serve.at_least <= self.step]
+      self._serves = [serve for serve in self._serves if serve not in due]
+      self._out += due
+    if 0 <= self._report <= self.step:
+      self._report = -1
+      self._send(Applied(self.step))
 
   # Snapshots.
 
@@ -267,21 +280,18 @@ class Applier:
     """Drops the requests of a coordinator that is not connected any more."""
     self.means.forget_early()
     self.means.go_on()
-    self._serving.forget()
+    self._serves, self._report = [], -1
     self._has_requested, self._fetch = False, None
-
-  @property
-  def _servable(self) -> int:
-    """The step of its state; -1 if it has none of the run's."""
-    return self.step if self.is_usable else -1
 
   def report(self, message: Report) -> None:
     """Reports once it has the requested step."""
-    self._serving.report(message, self._servable)
+    self._report = message.step
+    self._answer_requests()
 
   def serve(self, message: Serve) -> None:
     """Serves a snapshot, as soon as it can."""
-    self._serving.serve(message, self._servable)
+    self._serves.append(message)
+    self._answer_requests()
 
   def fetch(self, message: Fetch) -> None:
     """Fetches a snapshot, if it still needs one."""

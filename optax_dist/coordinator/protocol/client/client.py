@@ -1,7 +1,7 @@
 """A replica's side of the protocol: one coordinator, and what it decides.
 
 the coordinator -> Connection   whether it is connected, when it is called
-                -> Assignment   what to compute next
+                -> Known        how far the run is, and what to compute next
                 -> Applier      the state: means, updates, snapshots
 the loop        -> Submissions  until each has its outcome
 """
@@ -17,14 +17,12 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.client.applier import Applier
-from optax_dist.coordinator.protocol.client.assignment import Assignment
 from optax_dist.coordinator.protocol.client.connection import (
   CoordinatorConnection,
 )
 from optax_dist.coordinator.protocol.client.known import Known
 from optax_dist.coordinator.protocol.client.requests import Requests
 from optax_dist.coordinator.protocol.client.submissions import Submissions
-from optax_dist.coordinator.protocol.client.waiting import Waiting
 from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config, Me
 from optax_dist.coordinator.protocol.effects import Effect
@@ -70,10 +68,11 @@ class Client:
     )
     data, k = config.job.data, config.rules.replicas_to_aggregate
     unit = 0 if data is None else data.unit(k)
-    self._assignment = Assignment(unit > 0, self._out)
     self._known = Known(me.process, me.start, unit > 0, self._out)
     self._requests = Requests(me.process, config.deadlines)
-    self._waiting = Waiting(config.deadlines.replica)
+    # When it has waited for too long, with the state of a step; the next one starts
+    # a new wait.
+    self._wait_by, self._waits_at = math.inf, -1
     # How the run has ended, and until when the final state is waited for: not until
     # it was requested, or is on its way.
     self._ended: Ended | None = None
@@ -87,11 +86,6 @@ class Client:
   def stalled(self) -> bool:
     """Whether the coordinator says that a step takes long."""
     return bool(self._connection.missing)
-
-  @property
-  def connected(self) -> bool:
-    """Whether it talks to the coordinator."""
-    return self._connection.status == "welcomed"
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects, in order."""
@@ -110,31 +104,37 @@ class Client:
     """When `TimePassed` must be the next input, at the latest."""
     if self.over:
       return math.inf
+    connection = self._connection
     return min(
       self._requests.leave_by,
       self._end_by,
-      self._connection.deadline,
-      self._waiting.deadline,
+      self._wait_by,
+      connection.call_at,
+      connection.answer_by,
+      connection.warn_at,
     )
 
   def _run_pending(self, now: float) -> None:
     """Does what follows from an input, and from the time."""
-    if self._connection.is_unanswered(now):
+    connection = self._connection
+    if now >= connection.answer_by:
       self._disconnect("no answer", now)
-    if now >= self._connection.warn_at:
-      self._connection.warn_at, self._connection.has_warned = math.inf, True
+    if now >= connection.warn_at:
+      connection.warn_at, connection.has_warned = math.inf, True
       self._warn_of_coordinator(
-        f"is gone ({self._connection.trouble}): replica {self._me.replica!r} goes"
+        f"is gone ({connection.trouble}): replica {self._me.replica!r} goes"
         f" on, and waits for it for at most {self._config.deadlines.replica:.0f} s"
       )
-    self._admit(now)
-    self._end_if_ended(now)
+    if self._admitted != self.incarnation:
+      self._admit(now)
+    if self._ended is not None:
+      self._end(self._ended, now)
     if self.over:
       return
     if now >= self._requests.leave_by:
       self._leave()
       return
-    if now >= self._connection.call_at:
+    if now >= connection.call_at:
       self._call(now)
     self._check_waiting(now)
 
@@ -196,7 +196,7 @@ class Client:
       known.beginnings,
       known.read,
       applier.step if applier.belongs_to_run else -1,
-      sp.union(self._assignment.lease, *submitted),
+      sp.union(known.lease, *submitted),
       me.follows,
       known.since(now),
       known.compute,
@@ -258,7 +258,7 @@ class Client:
         return
       self._out += self.submissions.lost(quorum.Reason.LOST.value)
       self.incarnation = welcome.incarnation
-      self._waiting.begin_anew()
+      self._wait_by = math.inf
       self._requests.joined()
     self.applier.begin(welcome.origin, welcome.step, welcome.alone)
     if welcome.anew and not first and not self.applier.belongs_to_run:
@@ -280,10 +280,11 @@ class Client:
     self._send(self._requests.add(message, now))
 
   def _send(self, message: msg.Message) -> bool:
-    """Sends to the coordinator, if it is connected."""
-    if self.connected:
+    """Sends to the coordinator, if it is connected; returns whether it is."""
+    connected = self._connection.status == "welcomed"
+    if connected:
       self._out.append(fx.Send((self._me.coordinator,), message))
-    return self.connected
+    return connected
 
   # Messages.
 
@@ -323,8 +324,8 @@ class Client:
       case msg.Cancel(round_):
         self.applier.means.cancelled(round_)
       case msg.Dropped(sequence, reason, count, lease):
-        self._assignment.lease_to(self.incarnation, lease)
-        self._assignment.request(count)
+        self._known.lease_to(self.incarnation, lease)
+        self._known.request(count)
         self._out += self.submissions.dropped(sequence, reason)
       case msg.RequestGradients(sequence, count, lease):
         self._requested(sequence, count, lease)
@@ -354,19 +355,20 @@ class Client:
     """Takes what to compute next, unless a commit has said otherwise since."""
     deterministic = self._config.deterministic
     if lease or deterministic:
-      self._assignment.lease_to(self.incarnation, lease)
+      self._known.lease_to(self.incarnation, lease)
     if sequence < 0 or sequence in self.submissions.unresolved:
-      self._assignment.request(count)
+      self._known.request(count)
     self._out += self.submissions.asked_for_more(sequence)
 
   def _committed(self, commit: Committed, now: float) -> None:
     if commit.round.step != self._known.read:
       return  # A coordinator sends none twice, and leaves none out.
     self._connection.missing = ""
-    self._known.committed(commit, self.applier.step, now)
-    self._requests.committed(commit)
-    self.submissions.committed(commit, self.incarnation)
-    self._assignment.committed(commit, self.incarnation)
+    incarnation = self.incarnation
+    self._known.committed(commit, incarnation, self.applier.step, now)
+    if commit.save or commit.changes:
+      self._requests.committed(commit)
+    self.submissions.committed(commit, incarnation)
     self.applier.committed(commit)
 
   # Membership.
@@ -375,7 +377,7 @@ class Client:
     if self._admitted == self.incarnation >= 0:
       self._out.append(fx.Suspended())
     self.incarnation = self._admitted = -1
-    self._assignment.end()
+    self._known.lease = ()
     self.applier.end()
 
   def _removed(self, left: bool, reason: str, now: float) -> None:
@@ -394,7 +396,7 @@ class Client:
   def _admit(self, now: float) -> None:
     """Tells the training loop, once it is a member and has the state."""
     applier, joined = self.applier, self.incarnation
-    if joined >= 0 and self._admitted != joined and applier.is_usable:
+    if joined >= 0 and applier.is_usable:
       self._admitted, self._took_part = joined, True
       ends_in = self._known.ends_in(applier.step, now)
       self._out.append(fx.Admitted(joined, self._known.lineage, ends_in))
@@ -419,7 +421,7 @@ class Client:
 
   def _arrive(self, submitted: msg.SubmitGradient) -> None:
     """Sends a submission, and begins an early round with it."""
-    if not self.connected:
+    if self._connection.status != "welcomed":
       return  # It will be sent once the coordinator is.
     step, early = self.applier.step, None
     if (
@@ -430,10 +432,8 @@ class Client:
 
   # Ends.
 
-  def _end_if_ended(self, now: float) -> None:
-    ended, applier = self._ended, self.applier
-    if ended is None or self.over:
-      return
+  def _end(self, ended: Ended, now: float) -> None:
+    applier = self.applier
     applier.apply_ready_commits()
     if ended.error:
       diverged = ended.error == "Diverged"
@@ -442,7 +442,10 @@ class Client:
       self._out += self.submissions.lost("finished", counted=True)
       self._out.append(fx.Finished(ended.reason))
       self._stop()
-    elif not (applier.is_stuck_without_snapshot and self.connected):
+    elif not (
+      applier.is_stuck_without_snapshot
+      and self._connection.status == "welcomed"
+    ):
       self._end_by = math.inf
     elif math.isinf(self._end_by):
       self._end_by = now + self._config.deadlines.transfer
@@ -494,13 +497,17 @@ class Client:
     waits = (
       self._admitted < 0
       or self.submissions.waits
-      or bool(self.applier.awaits)
-      or msg.Leave in self._requests
-      or msg.Finish in self._requests
+      or not self.applier.current
+      or self._requests.ends
       or self._ended is not None
     )
-    waited = self._waiting.check(waits, self.applier.step, now)
-    if waited:
+    limit, step = self._config.deadlines.replica, self.applier.step
+    if not waits:
+      self._wait_by = math.inf
+    elif math.isinf(self._wait_by) or self._waits_at != step:
+      self._wait_by, self._waits_at = now + limit, step
+    elif now >= self._wait_by:
+      waited = f"has waited {now - self._wait_by + limit:.1f} s"
       self._fail(
         "CoordinatorError",
         f"Replica {self._me.replica!r} {waited} {self.missing(now)}.",

@@ -24,6 +24,7 @@ class CoordinatorConnection:
   Attributes:
     status: "lost", "called", or "welcomed".
     call_at: when to call; infinity for not at all.
+    answer_by: when a call without an answer is given up; infinity without one.
     warn_at: when to warn people that it is away; infinity for not (again).
     has_warned: whether they know.
     missing: whom the run waits for, as the coordinator says; "" for nobody.
@@ -39,30 +40,21 @@ class CoordinatorConnection:
     """
     self._limits, self._address = limits, address
     self.status: Literal["lost", "called", "welcomed"] = "lost"
-    self.call_at = self._called_at = self.warn_at = math.inf
+    self.call_at = self.answer_by = self.warn_at = math.inf
     self._pause, self._lost_at = 0.0, -math.inf
     self.has_warned = False
     self.missing = self.trouble = ""
     # When it was last heard from, by which message.
     self._last_message: tuple[float, str] | None = None
 
-  @property
-  def deadline(self) -> float:
-    """When to call, to give up a call, or to warn."""
-    answer_by = self._called_at + self._limits.transfer
-    return min(self.call_at, answer_by, self.warn_at)
-
-  def is_unanswered(self, now: float) -> bool:
-    """Whether a call has had no answer for too long."""
-    return now >= self._called_at + self._limits.transfer
-
   def call(self, now: float) -> None:
     """The coordinator is called."""
-    self.status, self._called_at, self.call_at = "called", now, math.inf
+    self.status, self.call_at = "called", math.inf
+    self.answer_by = now + self._limits.transfer
 
   def welcome(self) -> None:
     """It has answered."""
-    self.status, self._called_at = "welcomed", math.inf
+    self.status, self.answer_by = "welcomed", math.inf
     self.warn_at, self.has_warned, self.trouble = math.inf, False, ""
 
   def note_message(self, message: object, now: float) -> None:
@@ -88,12 +80,12 @@ class CoordinatorConnection:
     if now >= self._lost_at + _FORGOTTEN_AFTER * pause:
       pause = _SHORTEST_PAUSE if removed else 0.0
     self._pause = 2 * max(_SHORTEST_PAUSE, pause)
-    self.status, self._called_at, self._lost_at = "lost", math.inf, now
+    self.status, self.answer_by, self._lost_at = "lost", math.inf, now
     self.call_at = now + pause
 
   def close(self) -> None:
     """It is not called any more."""
-    self.call_at = self._called_at = self.warn_at = math.inf
+    self.call_at = self.answer_by = self.warn_at = math.inf
 
   def why(self, what: str, now: float) -> str:
     """Why what the replica waits for does not come, human-readable."""

@@ -1,16 +1,22 @@
-"""What a replica knows of its run: all that its coordinators have said."""
+"""What a replica knows of its run, and computes next: all that coordinators said."""
 
 from __future__ import annotations
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.effects import Effect
-from optax_dist.coordinator.protocol.entries import Committed, Process, Start
+from optax_dist.coordinator.protocol.entries import (
+  Committed,
+  Incarnation,
+  Process,
+  Start,
+)
 from optax_dist.coordinator.protocol.history import after
 from optax_dist.coordinator.protocol.messages import Welcome
+from optax_dist.ledger import Spans
 
 
 class Known:
-  """How far the run is, and what it has begun from.
+  """How far the run is, what it has begun from, and what is asked of the replica.
 
   Attributes:
     epoch: of the last coordinator that has welcomed it; -1 for none.
@@ -19,6 +25,8 @@ class Known:
     progress: the samples in these, if samples are leased.
     lineage: the runs that it continues.
     compute: the seconds that its last gradient took; 0 if unknown.
+    requested: how many gradients it computes next.
+    lease: the samples that it computes on.
   """
 
   def __init__(
@@ -43,6 +51,8 @@ class Known:
     # When the step is expected to end that it has joined amid; None if that step
     # waits for this replica.
     self._ends: float | None = None
+    self.requested = 1
+    self.lease: Spans = ()
 
   def offer(self, step: int) -> Start:
     """A state from which the run may begin that has lost all others.
@@ -65,7 +75,8 @@ class Known:
     self.epoch, self.beginnings = welcome.epoch, welcome.beginnings
     self.read, self.progress = welcome.step, welcome.progress
     self.lineage = welcome.origin.lineage
-    self._tell_progress()
+    if self._has_data:
+      self._out.append(fx.Progressed(self.read, self.progress))
     if joins:
       ends_in = welcome.ends_in
       self._ends = None if ends_in is None else now + ends_in
@@ -80,8 +91,29 @@ class Known:
     """Seconds since it knows of the last step; 0 for none."""
     return now - self._read_at if self._read_at else 0.0
 
-  def committed(self, commit: Committed, applied: int, now: float) -> None:
-    """A step is committed; the replica's state has so many."""
+  def request(self, count: int) -> None:
+    """The replica should compute so many gradients."""
+    if count != self.requested:
+      self.requested = count
+      self._out.append(fx.SetRequested(count))
+
+  def lease_to(self, incarnation: Incarnation, spans: Spans) -> None:
+    """Sets the samples of a membership."""
+    if self._has_data and incarnation >= 0:
+      self.lease = spans
+      self._out.append(fx.Leased(incarnation, spans))
+
+  def committed(
+    self, commit: Committed, incarnation: Incarnation, applied: int, now: float
+  ) -> None:
+    """A step is committed, with a lease perhaps.
+
+    Args:
+      commit: the step.
+      incarnation: the replica's membership.
+      applied: the steps of its state.
+      now: the time.
+    """
     self._read_at = now
     self.read += 1
     self._ends = None
@@ -90,8 +122,7 @@ class Known:
       self._progress_at[self.read] = self.progress
       for step in [s for s in self._progress_at if s < applied]:
         del self._progress_at[step]
-    self._tell_progress()
-
-  def _tell_progress(self) -> None:
-    if self._has_data:
       self._out.append(fx.Progressed(self.read, self.progress))
+    for lease in commit.leases:
+      if lease.incarnation == incarnation:
+        self.lease_to(incarnation, lease.spans)

@@ -28,6 +28,7 @@ class Requests:
 
   Attributes:
     leave_by: when the replica leaves without an answer.
+    ends: whether it has asked to leave, or to end the run.
   """
 
   def __init__(self, process: Process, limits: Deadlines):
@@ -41,7 +42,7 @@ class Requests:
     self._last: dict[type, msg.Message] = {}
     # How often it has asked to set hyperparameters.
     self._changes = 0
-    self.leave_by = math.inf
+    self.leave_by, self.ends = math.inf, False
 
   def __contains__(self, kind: type) -> bool:
     return kind in self._last
@@ -49,6 +50,7 @@ class Requests:
   def add(self, message: msg.Message, now: float) -> msg.Message:
     """Keeps a request; returns it."""
     self._last[type(message)] = message
+    self.ends |= isinstance(message, msg.Leave | msg.Finish)
     if isinstance(message, msg.Leave):
       limits = self._limits
       wait = limits.silence + 2 * (limits.reconnect + limits.transfer)
