@@ -305,7 +305,9 @@ class Replica:
         f" {self.global_step}, or of `state_to_save`; got {step!r}, which is not"
         " known here (any more)."
       )
-    self._participant.wait(known, "to read what is committed")
+    if not known():
+      self._participant.wait(known, "to read what is committed")
+      self._participant.watch()
     return dataclasses.replace(seen.progress[step], data=data)
 
   # Called by the training loop.

@@ -95,7 +95,9 @@ class TrainingInbox:
     self.progress: dict[int, Progress] = {}
     self.keeps_before = False
     self.on_finished: Callable[[], None] = lambda: None
-    self._changed = threading.Condition()
+    # Released once anything has changed that a thread may wait for.
+    self._changed = threading.Lock()
+    self._changed.acquire()
     published.before = published
     # Each with the state before the latest commit.
     self._answers: dict[int, tuple[fx.Answer, State]] = {}
@@ -148,9 +150,9 @@ class TrainingInbox:
         assert_never(event)
 
   def wake(self) -> None:
-    """Wakes up the waiting threads."""
-    with self._changed:
-      self._changed.notify_all()
+    """Wakes up a waiting thread; of several, the others look by themselves soon."""
+    if self._changed.locked():
+      self._changed.release()
 
   # Called by the training loop.
 
@@ -178,11 +180,10 @@ class TrainingInbox:
       gives_up: whether to wait no longer, although nothing has come; process 0's
         counts, if there are several processes.
     """
-    with self._changed:
-      while not (is_ready := ready()) and not self.is_over and timeout > 0:
-        if gives_up():
-          return False
-        timeout -= self._wait_once(timeout)
+    while not (is_ready := ready()) and not self.is_over and timeout > 0:
+      if gives_up():
+        return False
+      timeout -= self._wait_once(timeout)
     return is_ready
 
   @property
@@ -198,7 +199,7 @@ class TrainingInbox:
   def _wait_once(self, timeout: float) -> float:
     """Waits for a notification; returns how many seconds it waited awake."""
     begun, longest = time.monotonic(), min(timeout, _POLL_SECONDS)
-    self._changed.wait(longest)
+    self._changed.acquire(timeout=longest)
     return min(time.monotonic() - begun, longest)
 
   def answer(self, sequence: int) -> fx.Answer | None:

@@ -69,6 +69,7 @@ class State:
       replica, or of the one that served it; None without a strategy that has one.
     is_ready: whether it is computed, so that `get` does not wait.
     before: the state before it, while it is the published one.
+    value: the arrays, once it is ready; see `get`.
   """
 
   def __init__(self, step: int, value: Any = None, inner: Any = None):
@@ -76,7 +77,7 @@ class State:
     self.step, self.inner = step, inner
     self.is_ready = value is not None
     self.before: State | None = None
-    self._value = value
+    self.value = value
     self._error: BaseException | None = None
     # Held until it is ready.
     self._pending = threading.Lock()
@@ -90,7 +91,7 @@ class State:
   def compute(self, work: Callable[[], Any]) -> None:
     """Computes it in this thread."""
     try:
-      self._value = work()
+      self.value = work()
     except BaseException as error:
       self._error = error
       raise
@@ -142,7 +143,7 @@ class State:
         pass
     if self._error is not None:
       raise self._error
-    return self._value
+    return self.value
 
 
 class States:
@@ -227,8 +228,7 @@ class States:
         jax.block_until_ready(value)
       self.seconds = time.monotonic() - start
       self._is_quick = self.seconds < _QUICK
-      after.inner = hyperparams.carried(value, self.inner)
-      return value
+      return self._with_inner(after, value)
 
     self._postponed = None
     if self._shards is None and base.is_ready and self._is_quick:
@@ -257,10 +257,15 @@ class States:
       value, theirs = self._read(raw)
       if not self._is_own:
         self.inner = theirs
-      after.inner = hyperparams.carried(value, self.inner)
-      return value
+      return self._with_inner(after, value)
 
     self._compute(after, work)
+
+  def _with_inner(self, after: State, value: Any) -> Any:
+    """Notes what goes with a state; the optimizer has it from its next exchange on."""
+    if self.inner is not None:
+      after.inner = hyperparams.put(self.inner, value.hyperparams)
+    return value
 
   def keep(self, inner: Any) -> None:
     """Sets what goes with states from now on; from any thread.

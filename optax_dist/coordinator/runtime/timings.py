@@ -20,9 +20,14 @@ class Stopwatch:
 
   Attributes:
     mark: when the computation began, or was last `computed`.
+    step: what is computed, for the watchdog: another object for each step; None
+      while nothing is.
+    thread: that of the training loop.
   """
 
   def __init__(self) -> None:
+    self.step: object | None = None
+    self.thread = 0
     self.mark = self._began = time.monotonic()
     self._compiled, self._cpu = _compiled.seconds, time.process_time()
     # Seconds of computation since the last gradient that was taken.
@@ -35,6 +40,7 @@ class Stopwatch:
 
   def begin(self, first: bool) -> None:
     """A computation begins, perhaps the first of a submission."""
+    self.thread = threading.get_ident()
     now = self.mark = time.monotonic()
     if self._sent is not None:
       self._waited += now - self._sent
@@ -77,6 +83,7 @@ class Stopwatch:
       moved[1] - self._moved[1],
     )
     self._sent, self._waited, self._moved = now, 0.0, moved
+    self.step = None
     return made
 
 

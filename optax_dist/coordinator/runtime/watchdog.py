@@ -1,6 +1,6 @@
 """Detects a training loop that is alive but stuck, and reports where it is.
 
-    training loop   begin, end       ->  Steps
+    training loop   Stopwatch.step   ->  Steps
     Watchdog        lasts, is_stuck  ->  stacks, and eviction if wanted
 
 A collective that waits indefinitely, or a data loader that blocks, can't be
@@ -10,7 +10,6 @@ step has taken.
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import traceback
@@ -18,6 +17,7 @@ from collections.abc import Callable
 
 from optax_dist.coordinator.protocol import liveness
 from optax_dist.coordinator.runtime import process_exit
+from optax_dist.coordinator.runtime.timings import Stopwatch
 from optax_dist.coordinator.transport.clock import AwakeClock
 
 # A step that no one waits for may be an evaluation, or a pause in a notebook.
@@ -31,39 +31,21 @@ class Steps:
 
   A step lasts from when the training loop gets parameters, or samples, until it
   submits its gradient, or waits for others, which has its own deadlines. The
-  training loop says which step it is at; the watchdog looks how long that is so,
-  often enough for the deadlines that it has.
-
-  Attributes:
-    thread: that of the training loop.
-    current: the number of the current step; None if there is none.
+  stopwatch of the training loop says which step that is at; the watchdog looks how
+  long that is so, often enough for the deadlines that it has.
   """
 
-  def __init__(self, limit: liveness.Rule):
+  def __init__(self, limit: liveness.Rule, stopwatch: Stopwatch):
     """Starts without a step.
 
     Args:
       limit: the rule for the seconds that a step may take.
+      stopwatch: that of the training loop.
     """
-    self._taken = liveness.Silence(limit)
-    self.thread = 0
-    self.current: int | None = None
-    self._numbers = itertools.count()
+    self._taken, self._stopwatch = liveness.Silence(limit), stopwatch
     # The step at the last look, and when it was first seen.
-    self._looked_at: int | None = None
+    self._looked_at: object | None = None
     self._since = 0.0
-
-  # Called by the training loop.
-
-  def begin(self) -> None:
-    """The training loop starts to compute."""
-    self.current, self.thread = next(self._numbers), threading.get_ident()
-
-  def end(self) -> None:
-    """Its gradient was submitted, or it waits for others."""
-    self.current = None
-
-  # Called by the watchdog.
 
   @property
   def deadline(self) -> float:
@@ -72,7 +54,7 @@ class Steps:
 
   def lasts(self, now: float) -> float:
     """How long the current step has taken; 0.0 if there is none."""
-    current = self.current
+    current = self._stopwatch.step
     if current != self._looked_at:
       if self._looked_at is not None:
         self._taken.add(now - self._since)
@@ -94,15 +76,12 @@ class Steps:
 
 
 class Watchdog:
-  """A thread that checks `Steps`, logs a stuck one, and evicts the replica.
-
-  Attributes:
-    steps: records what the training loop does.
-  """
+  """A thread that checks `Steps`, logs a stuck one, and evicts the replica."""
 
   def __init__(
     self,
     limit: liveness.Rule,
+    stopwatch: Stopwatch,
     name: str,
     awaited: Callable[[], bool],
     evict: Callable[[str, str], None] | None,
@@ -111,14 +90,15 @@ class Watchdog:
 
     Args:
       limit: see `Steps`.
+      stopwatch: likewise.
       name: name of the replica, for messages.
       awaited: whether other replicas wait.
       evict: evicts the replica, given the reason and its threads' stacks;
         None: it is only logged.
     """
-    self.steps = Steps(limit)
+    self._steps, self._stopwatch = Steps(limit, stopwatch), stopwatch
     self._name, self._awaited, self._evict = name, awaited, evict
-    self._every = min(1.0, self.steps.deadline / 8)
+    self._every = min(1.0, self._steps.deadline / 8)
     self._closed = threading.Event()
     self._thread = threading.Thread(
       target=self._run, name="optax-dist-watchdog", daemon=True
@@ -136,7 +116,7 @@ class Watchdog:
       self._thread.join(1.0)
 
   def _run(self) -> None:
-    steps, reported = self.steps, False
+    steps, reported = self._steps, False
     # Time in which the process was suspended isn't the step's fault.
     clock = AwakeClock(2 * self._every)
     while not self._closed.wait(self._every):
@@ -148,7 +128,7 @@ class Watchdog:
         continue
       reported = True
       reason = f"stuck: its step has taken {lasts:.1f} s so far"
-      shown = stacks(steps.thread)
+      shown = stacks(self._stopwatch.thread)
       text = f"{self._name}: {reason}. Its threads:\n{shown}"
       process_exit.say(text)
       if self._evict is not None:

@@ -67,14 +67,6 @@ def change(shared: Any, changes: Mapping[str, float]) -> Any:
   )
 
 
-def carried(shared: Any, inner: Any) -> Any:
-  """The state of a replica's own optimizer that goes with a `SharedState`.
-
-  The optimizer itself has these numbers from the replica's next exchange on.
-  """
-  return inner if inner is None else put(inner, shared.hyperparams)
-
-
 def check(shared: Any, values: Mapping[str, float]) -> None:
   """Checks what `Replica.set_hyperparams` is given, with a `SharedState`.
 

@@ -179,13 +179,14 @@ class TrainingCalls:
         return spans
       if submission.ended is None:
         participant.wait(submission.can_draw, "for samples to compute on")
+        participant.watch()
 
   def finished(self) -> bool:
     """See `Replica.finished`."""
     participant, seen = self._participant, self._participant.inbox
     if not seen.left:
       seen.sync()
-      is_loop = participant.watchdog.steps.thread == threading.get_ident()
+      is_loop = participant.stopwatch.thread == threading.get_ident()
       if is_loop and seen.finished is not None and seen.failure is None:
         # Others may have taken the last steps since this one's last call.
         self.loop.ended(0)

@@ -207,6 +207,7 @@ class Participant:
     ends = bool(settings.step_timeout or on_stuck)
     self.watchdog = watchdog.Watchdog(
       settings.steps,
+      self.stopwatch,
       f"replica {replica}",
       self.driver.stalled,
       functools.partial(self._evict, on_stuck) if ends else None,
@@ -333,7 +334,7 @@ class Participant:
   @property
   def shared(self) -> strategies.SharedState:
     """The state all replicas share, as of the last `step`."""
-    shared: strategies.SharedState = self.submission.base.get()
+    shared: strategies.SharedState = self.submission.base.value
     return shared
 
   def fresh_local(self) -> Any:
@@ -399,14 +400,11 @@ class Participant:
       first: whether it is the first part of a submission.
     """
     self.stopwatch.begin(first)
-    self._watch()
+    self.watch()
 
-  def _watch(self) -> None:
-    """Watches the next step, if there will be one."""
-    if self.is_over:
-      self.watchdog.steps.end()
-    else:
-      self.watchdog.steps.begin()
+  def watch(self) -> None:
+    """Watches a step from now on, if there will be one."""
+    self.stopwatch.step = None if self.is_over else object()
 
   def submit(self, inner_state: Any, work: bytes = b"") -> None:
     """Submits the sum, or reports stale gradients.
@@ -431,13 +429,12 @@ class Participant:
     submitted = submission.submit(
       sent.finite, sent.payload, measured, sent.work
     )
-    self.watchdog.steps.end()
     self.driver.submit(submitted, sent.parts)
 
   # Waits.
 
   def wait(self, ready: Callable[[], bool], what: str) -> None:
-    """Waits for something.
+    """Waits for something; no step is watched then, nor afterwards.
 
     Args:
       ready: what to wait for, or for the run's end.
@@ -449,9 +446,8 @@ class Participant:
     """
     if self.closed and not ready():
       self.raise_failure()
-    self.watchdog.steps.end()
+    self.stopwatch.step = None
     if self.inbox.wait(ready, self._wait_timeout, self.gives_up):
-      self._watch()
       return
     self.raise_failure()
     if self.is_over:

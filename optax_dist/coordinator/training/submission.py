@@ -393,8 +393,11 @@ class Submission:
     """
     for sequence, gradients in self.taken.items():
       self.count(self._reason_of(sequence, reason), len(gradients))
-    self.count(self._reason_of(self.pending, reason), len(self.gradients))
-    return self._resolved(self.pending)
+    pending = self._resolved(self.pending)
+    if pending is not None:
+      reason = pending.reason
+    self.count(reason, len(self.gradients))
+    return pending
 
   def _reason_of(self, sequence: int, otherwise: str) -> str:
     """The reason in the outcome of a submission, or another one without it."""

@@ -14,23 +14,32 @@ import run_journals
 
 from optax_dist import coordinator
 from optax_dist.coordinator.protocol import deadlines
-from optax_dist.coordinator.runtime import watchdog
+from optax_dist.coordinator.runtime import timings, watchdog
 from optax_dist.coordinator.transport.interface import fixed
 
 RULE = deadlines.steps(300.0)
 
 
+def watching(limit, awaited, evict):
+  """The watchdog of a replica that has just begun a step."""
+  stopwatch = timings.Stopwatch()
+  stopwatch.begin(True)
+  stopwatch.step = object()
+  return watchdog.Watchdog(limit, stopwatch, "replica 7", awaited, evict)
+
+
 def test_by_default_the_limit_follows_the_steps_and_is_shorter_if_others_wait():
-  steps, now = watchdog.Steps(RULE), 100.0
+  stopwatch, now = timings.Stopwatch(), 100.0
+  steps = watchdog.Steps(RULE, stopwatch)
   assert steps.deadline == 180.0
   for _ in range(100):
-    steps.begin()
+    stopwatch.step = object()
     steps.lasts(now)
-    steps.end()
+    stopwatch.step = None
     steps.lasts(now + 7.0)
     now += 100.0
   assert 70.0 <= steps.deadline <= 74.0
-  steps.begin()
+  stopwatch.step = object()
   steps.lasts(now)
   assert steps.is_stuck(steps.lasts(now + 80.0), awaited=True)
   assert not steps.is_stuck(steps.lasts(now + 3000.0), awaited=False)
@@ -48,11 +57,8 @@ def test_time_asleep_does_not_count(monkeypatch):
 
   awake = functools.partial(watchdog.AwakeClock, source=look)
   monkeypatch.setattr(watchdog, "AwakeClock", awake)
-  dog = watchdog.Watchdog(
-    fixed(0.8), "replica 7", lambda: True, lambda *_: evicted.set()
-  )
+  dog = watching(fixed(0.8), lambda: True, lambda *_: evicted.set())
   dog._every = 1e-3
-  dog.steps.begin()
   dog.start()
   assert evicted.wait(60.0)
   dog.close()
@@ -84,8 +90,7 @@ def test_the_watched_thread_comes_first_in_the_stacks(monkeypatch):
 def test_without_a_launcher_a_stuck_replica_is_only_reported(capsys):
   evicted = threading.Event()
   for evict in (None, lambda reason, stacks: evicted.set()):
-    dog = watchdog.Watchdog(fixed(0.05), "replica 7", lambda: False, evict)
-    dog.steps.begin()
+    dog = watching(fixed(0.05), lambda: False, evict)
     dog.start()
     if evict is not None:
       assert evicted.wait(60.0)
@@ -108,8 +113,7 @@ def test_a_stuck_step_is_reported_once(capsys):
       stuck.set()
     return False
 
-  dog = watchdog.Watchdog(fixed(1e-3), "replica 7", awaited, None)
-  dog.steps.begin()
+  dog = watching(fixed(1e-3), awaited, None)
   dog.start()
   assert stuck.wait(60.0)
   dog.close()
@@ -144,10 +148,7 @@ def test_a_stuck_replica_is_evicted_even_if_nothing_can_be_printed(
   stream = kind()
   monkeypatch.setattr(sys, "stderr", stream)
   evicted = threading.Event()
-  dog = watchdog.Watchdog(
-    fixed(0.05), "replica 7", lambda: False, lambda *_: evicted.set()
-  )
-  dog.steps.begin()
+  dog = watching(fixed(0.05), lambda: False, lambda *_: evicted.set())
   dog.start()
   assert evicted.wait(60.0)
   if kind is _Blocked:
@@ -163,7 +164,7 @@ def test_the_others_go_on_without_a_stuck_replica(tmp_path, capfd):
   def blocked_data_loader(replica):
     # Other steps have an hour, however slow this machine is.
     for _ in range(240):
-      replica._participant.watchdog.steps._since -= 5000.0
+      replica._participant.watchdog._steps._since -= 5000.0
       if released.wait(0.5):
         break
 

@@ -101,9 +101,8 @@ class GroupInbox(inbox.TrainingInbox):
 
   def _wait_for(self, ready: Callable[[], bool], timeout: float) -> float:
     """Waits for so many seconds awake at most; returns how many are left."""
-    with self._changed:
-      while not ready() and timeout > 0:
-        timeout -= self._wait_once(timeout)
+    while not ready() and timeout > 0:
+      timeout -= self._wait_once(timeout)
     return timeout
 
   def _announce(self, flag: bool) -> None:

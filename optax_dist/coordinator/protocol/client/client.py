@@ -306,7 +306,7 @@ class Client:
       self._out.append(fx.Log(f"{peer} sent a forged message: {text}"))
       self._out.append(fx.Send((peer,), msg.Rejected(text)))
       return
-    self._connection.note_message(message, now)
+    self._connection.last_message = now, type(message).__name__
     match message:
       case msg.Welcome():
         if self._connection.status == "called":

@@ -29,6 +29,7 @@ class CoordinatorConnection:
     has_warned: whether they know.
     missing: whom the run waits for, as the coordinator says; "" for nobody.
     trouble: why it is not connected; "" if nothing is known.
+    last_message: when it was heard from last, by which message; None before.
   """
 
   def __init__(self, limits: Deadlines, address: str):
@@ -44,8 +45,7 @@ class CoordinatorConnection:
     self._pause, self._lost_at = 0.0, -math.inf
     self.has_warned = False
     self.missing = self.trouble = ""
-    # When it was last heard from, by which message.
-    self._last_message: tuple[float, str] | None = None
+    self.last_message: tuple[float, str] | None = None
 
   def call(self, now: float) -> None:
     """The coordinator is called."""
@@ -56,10 +56,6 @@ class CoordinatorConnection:
     """It has answered."""
     self.status, self.answer_by = "welcomed", math.inf
     self.warn_at, self.has_warned, self.trouble = math.inf, False, ""
-
-  def note_message(self, message: object, now: float) -> None:
-    """A message of the coordinator has come."""
-    self._last_message = now, type(message).__name__
 
   def lost(self, reason: str, now: float, removed: bool) -> None:
     """The connection is lost; it is called again after a pause.
@@ -96,8 +92,8 @@ class CoordinatorConnection:
       if self.trouble:
         who += f" ({self.trouble})"
     last = f"{whose} has not sent a message yet"
-    if self._last_message is not None:
-      at, message = self._last_message
+    if self.last_message is not None:
+      at, message = self.last_message
       whose = "its" if away else f"{whose}'s"
       last = f"{whose} last message came {now - at:.1f} s ago ({message})"
     return "; ".join(filter(None, (what, who, last, self.missing)))
