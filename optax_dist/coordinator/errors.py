@@ -18,7 +18,7 @@ class JoinRefused(CoordinatorError):
 
 
 class RunFinished(CoordinatorError):
-  """The run has ended gracefully before this replica could take part."""
+  """The run has ended gracefully, and this replica can't have the final parameters."""
 
 
 class Diverged(CoordinatorError):

@@ -164,8 +164,8 @@ class Replica:
     """Whether the run is over, or this replica has left it.
 
     Once the run is over, and the training loop knows, its parameters are the last
-    ones, unless it `has_left`. If a replica has several processes, all of them check
-    at the same points.
+    ones. If a replica has several processes, all of them check at the same
+    points.
     """
     return self._calls.finished()
 
@@ -180,11 +180,7 @@ class Replica:
 
   @property
   def has_left(self) -> bool:
-    """Whether this replica has left the run before its end.
-
-    So has one that has missed the end, as it was stopped, if nobody is left that
-    could send it the final parameters. It has those of `global_step`.
-    """
+    """Whether this replica has left the run gracefully."""
     return self._participant.inbox.left
 
   def stats(self) -> dict[str, Any]:
@@ -450,6 +446,8 @@ class Replica:
       final = "final" if getattr(failure, "final", False) else ""
       if isinstance(failure, errors.JoinRefused):
         final = "refused"
+      if isinstance(failure, errors.RunFinished):
+        final = "missed"
       self._participant.tell("failed", reason=str(failure), final=final)
 
   def __enter__(self) -> Replica:

@@ -377,8 +377,8 @@ class Process(Node):
     return Published(self.step, self.version)
 
   @property
-  def has_ended(self) -> bool:
-    return bool(self.over)
+  def finished(self) -> str | None:
+    return self.over or None
 
   def answer(self, sequence: int) -> fx.Taken | fx.Resolved | None:
     return self.answers.get(sequence)

@@ -395,6 +395,8 @@ class Launcher:
       case "failed":
         reason, final = str(event["reason"]), event.get("final", "")
         self._supervisor.failed(replica, reason, final)
+        if final == "missed":
+          self._execute(self._supervisor.run_over(now))
       case "refused":
         self._supervisor.failed(replica, "", "refused")
       case "finished":

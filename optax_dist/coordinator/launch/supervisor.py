@@ -134,8 +134,8 @@ class _Replica:
   failures: int = 0
   # Since it was started last: whether it has joined, and left; the error that has
   # ended its part in the run, which its program may hide by ending with 0; and "" if
-  # it may do better next time, "refused" if the run would refuse it again, or "final"
-  # if the run has ended with an error.
+  # it may do better next time, "refused" if the run would refuse it again, "final"
+  # if the run has ended with an error, or "missed" if it has ended well without it.
   joined: bool = False
   left: bool = False
   failure: str = ""
@@ -376,7 +376,8 @@ class Supervisor:
     left = replica.left and not code
     if self.over or left or self._stopped is not None:
       replica.state = State.DONE
-      if replica.joined:  # The others came too late to take part.
+      # The others came too late to take part, or were stopped until it was over.
+      if replica.joined and replica.final != "missed":
         self._codes.append(code)
       return []
     if replica.final:

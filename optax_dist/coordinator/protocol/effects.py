@@ -251,7 +251,7 @@ class Resolved(Struct):
 
 
 class Left(Struct):
-  """The replica has left the run: as requested, or as it has missed its end."""
+  """The replica has left the run, as requested."""
 
 
 class Finished(Struct):

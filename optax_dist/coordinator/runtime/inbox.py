@@ -68,8 +68,7 @@ class TrainingInbox:
     suspended: whether the replica is currently not a member.
     requested: how many gradients to sum into a submission.
     called: the last step that others have contributed to; -1: none yet.
-    left: whether the replica has left, on its own request or as it has missed the end
-      of the run.
+    left: whether the replica has left on its own request.
     finished: why the run has finished; None if it has not.
     failure: the error that ends the run for this replica.
     lease: the membership that samples are leased to, and the samples.
@@ -189,12 +188,7 @@ class TrainingInbox:
   @property
   def is_over(self) -> bool:
     """Whether the run has ended for this replica, by an error or not."""
-    return self.failure is not None or self.has_ended
-
-  @property
-  def has_ended(self) -> bool:
-    """Whether the run is over, or this replica has left it."""
-    return self.left or self.finished is not None
+    return self.failure is not None or self.finished is not None
 
   def _wait_once(self, timeout: float) -> float:
     """Waits for a notification; returns how many seconds it waited awake."""

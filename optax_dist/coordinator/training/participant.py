@@ -327,7 +327,7 @@ class Participant:
   @property
   def is_over(self) -> bool:
     """Whether the run is over, or this replica has left it."""
-    return self.inbox.has_ended
+    return self.inbox.left or self.inbox.finished is not None
 
   # The state.
 
@@ -450,7 +450,7 @@ class Participant:
     if self.inbox.wait(ready, self._wait_timeout, self.gives_up):
       return
     self.raise_failure()
-    if self.is_over:
+    if self.inbox.finished is not None:
       return
     if self.inbox.agree(self.gives_up()):
       raise preemption.Late

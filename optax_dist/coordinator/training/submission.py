@@ -306,7 +306,7 @@ class Submission:
 
   def waits(self) -> str:
     """What the training loop waits for; "" if it can go on."""
-    if self.seen.has_ended:
+    if self.seen.finished is not None:
       return ""
     if self.pending >= 0:
       if self.seen.answer(self.pending) is None:
@@ -368,7 +368,7 @@ class Submission:
     Args:
       more: as in `finish`.
     """
-    if self.seen.has_ended:
+    if self.seen.finished is not None:
       self.finish(Reason.FINISHED.value, more)
     elif self.seen.incarnation != self.incarnation:
       # It was declared dead and readmitted: its work so far is worthless.

@@ -171,8 +171,9 @@ class SynchronousLoop:
       )
     self._compute()
     if applied is None:
+      finished = participant.inbox.finished is not None
       return participant.outcome(
-        result.reason, finished=participant.is_over, waited=waited
+        result.reason, finished=finished, waited=waited
       )
     return participant.outcome(
       waited=waited,

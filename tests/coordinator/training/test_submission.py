@@ -14,7 +14,7 @@ class Told:
   def __init__(self, **fields):
     self.published = types.SimpleNamespace(step=0)
     self.requested = self.incarnation = 1
-    self.suspended, self.has_ended = False, False
+    self.suspended, self.finished = False, None
     self.lease = (1, ())
     self.answers = {}
     vars(self).update(fields)

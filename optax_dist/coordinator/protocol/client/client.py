@@ -77,10 +77,8 @@ class Client:
     # it was requested, or is on its way.
     self._ended: Ended | None = None
     self._end_by = math.inf
-    # The membership, the one that the training loop knows of, and whether that has
-    # ever known one.
+    # The membership, and the one that the training loop knows of.
     self.incarnation = self._admitted = -1
-    self._took_part = False
 
   @property
   def stalled(self) -> bool:
@@ -397,7 +395,7 @@ class Client:
     """Tells the training loop, once it is a member and has the state."""
     applier, joined = self.applier, self.incarnation
     if joined >= 0 and applier.is_usable:
-      self._admitted, self._took_part = joined, True
+      self._admitted = joined
       ends_in = self._known.ends_in(applier.step, now)
       self._out.append(fx.Admitted(joined, self._known.lineage, ends_in))
 
@@ -452,29 +450,17 @@ class Client:
       applier.mark_stale("the run has ended")
       applier.request_snapshot()
     elif now >= self._end_by:
-      self._miss_end(ended)
-
-  def _miss_end(self, ended: Ended) -> None:
-    """No replica is left that could send the final parameters.
-
-    A training loop that takes part ends by itself, with those that it has: it has
-    left. Another one can't begin.
-    """
-    lacks = "joined after the run had ended and received no parameters"
-    if self._took_part:
-      lacks = f"has only the parameters of step {self.applier.step}"
-    text = (
-      f"The run has ended ({ended.reason}) at step {ended.step}, and replica "
-      f"{self._me.replica!r} {lacks}: no replica is left that could send the final "
-      "ones. They are in the last checkpoint; a job that is to train on needs "
-      "a coordinator, or a run name, of its own."
-    )
-    if not self._took_part:
-      self._fail("RunFinished", text)
-      return
-    self._out.append(fx.Log(text))
-    self._out += self.submissions.lost(quorum.Reason.LOST.value, counted=True)
-    self._leave()
+      replica = self._me.replica
+      lacks = f"has only the parameters of step {applier.step}"
+      if not applier.belongs_to_run:
+        lacks = "joined after the run had ended and received no parameters"
+      self._fail(
+        "RunFinished",
+        f"The run has ended ({ended.reason}) at step {ended.step}, and replica "
+        f"{replica!r} {lacks}: no replica is left that could send the final "
+        "ones. They are in the last checkpoint; a job that is to train on needs "
+        "a coordinator, or a run name, of its own.",
+      )
 
   def _fail(
     self,
