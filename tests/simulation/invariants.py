@@ -527,10 +527,12 @@ class Checker:
   def nobody_waits_for_newcomers(self, commit: Committed) -> None:
     """Who is back holds up nobody while it compiles (A22)."""
     setting = self.setting
-    at = {}
+    at, first = {}, set()
     for part in commit.parts:
       name = self.processes[part.incarnation]
       at[name] = self.submissions[name, part.sequence].at
+      if not part.sequence:
+        first.add(name)
     known = at.keys() & self.took_a_step
     self.took_a_step |= at.keys()
     # It gets samples only once it counts.
@@ -547,8 +549,16 @@ class Checker:
     is_useless = lambda p: p.index in bad or p.step < commit.round.step
     if away or any(map(is_useless, others)):
       return  # The step needs somebody in its place.
-    # While there is no coordinator, it is that which all wait for.
-    ready = max(self.epoch_at, *(at[name] for name in known))
+    # While there is no coordinator, it is that which all wait for; and so is one that
+    # has stopped until it is given up, or whose first gradient was dropped.
+    given_up = [
+      since
+      for name, since in self.away_since.items()
+      if name in self.took_a_step
+    ]
+    ready = max(
+      self.epoch_at, *given_up, *(at[name] for name in at.keys() - first)
+    )
     most = setting.compiling / 2
     if setting.policy is not None:
       # Learners train on while a round's window is open.
@@ -556,7 +566,7 @@ class Checker:
       # On the coordinator's clock.
       window = config.safety * config.overlap * step_seconds / setting.rates[7]
       most = max(most, window)
-    for name in at.keys() - known:
+    for name in first - known:
       # It has compiled when it submits for the first time.
       waited = self.submissions[name, 0].at - ready
       if waited > most:
