@@ -146,13 +146,12 @@ class Layout(NamedTuple):
     """The chunks between two positions from `cuts`."""
     base, _ = self.bytes_of(start, stop)
     for group, first, last in self._ranges(start, stop):
+      begin = group.byte(first) - base
       for low in range(first, last, CHUNK):
-        high = min(last, low + CHUNK)
-        yield Chunk(
-          group.codec,
-          high - low,
-          slice(group.byte(low) - base, group.byte(high) - base),
-        )
+        size = min(last - low, CHUNK)
+        end = begin + group.codec.nbytes(size)
+        yield Chunk(group.codec, size, slice(begin, end))
+        begin = end
 
 
 def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:

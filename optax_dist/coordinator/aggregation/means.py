@@ -102,10 +102,10 @@ def _encode(flat: np.ndarray, leaf: layouts.Leaf, out: np.ndarray) -> bool:
 def _is_within(flat: np.ndarray, codec: wires.Codec, most: float) -> bool:
   raw = flat.view(np.uint8)
   size = codec.nbytes(CHUNK)
-  return all(
-    _are_within(codec.decode(raw[start : start + size]), most)
-    for start in range(0, raw.size, size)
-  )
+  for start in range(0, raw.size, size):
+    if not _are_within(codec.decode(raw[start : start + size]), most):
+      return False
+  return True
 
 
 def _are_within(numbers: np.ndarray, most: float) -> bool:

@@ -126,17 +126,13 @@ def _add_up(
     summed = tree_sums.tree_sum(codec, rows, total.order)[root]
     np.copyto(out, codec.decode(summed))
     return
-  numbers = [
-    _weighted(codec.decode(raw), weight)
-    for raw, weight in zip(rows, total.weights, strict=True)
-  ]
+  numbers = []
+  for raw, weight in zip(rows, total.weights, strict=True):
+    more = codec.decode(raw)
+    if weight != 1.0:
+      more = np.multiply(more, np.asarray(weight, more.dtype))
+    numbers.append(more)
   if len(numbers) == 1:
     np.copyto(out, numbers[0])
   for i, more in enumerate(numbers[1:]):
     np.add(out if i else numbers[0], more, out=out)
-
-
-def _weighted(numbers: np.ndarray, weight: float) -> np.ndarray:
-  if weight == 1.0:
-    return numbers
-  return np.multiply(numbers, np.asarray(weight, numbers.dtype))

@@ -45,7 +45,7 @@ class Plain:
 
   def decode(self, raw: np.ndarray) -> np.ndarray:
     """The numbers, in the work dtype; possibly a view."""
-    return self.read(raw).astype(self.work, copy=False)
+    return raw.view(self.stored).astype(self.work, copy=False)
 
   def read(self, raw: np.ndarray) -> np.ndarray:
     """The numbers in the dtype in which they are sent."""

@@ -15,6 +15,9 @@ class AwakeClock:
   this process. Whoever owns the clock calls `now` more often than every
   `longest` seconds; what a call is later than that was an absence.
 
+  Attributes:
+    time: what it was at the last call: in a turn of an event loop, at its beginning.
+
   Example:
     >>> times = iter([0.0, 0.5, 60.5, 61.0])
     >>> clock = AwakeClock(longest=1.0, source=lambda: next(times))
@@ -32,11 +35,11 @@ class AwakeClock:
       source: a monotonic clock, in seconds.
     """
     self._longest, self._source = longest, source
-    self._last = self._now = source()
+    self._last = self.time = source()
 
   def now(self) -> float:
     """The time, in seconds."""
     time_ = self._source()
-    self._now += min(time_ - self._last, self._longest)
+    self.time += min(time_ - self._last, self._longest)
     self._last = time_
-    return self._now
+    return self.time

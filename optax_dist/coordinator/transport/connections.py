@@ -31,6 +31,7 @@ from optax_dist.coordinator.transport import (
   session,
   tls,
 )
+from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.coordinator.transport.frames import Faulty
 from optax_dist.coordinator.transport.links import Link
 from optax_dist.coordinator.transport.poller import READ, WRITE, Poller
@@ -54,7 +55,7 @@ class Connections:
     listeners: listening.Listeners,
     contexts: tls.Contexts | None,
     limits: interface.Limits,
-    now: Callable[[], float],
+    clock: AwakeClock,
     up: Callable[[str], session.Session],
     lost: Callable[[str, interface.How, str], None],
   ):
@@ -65,17 +66,17 @@ class Connections:
       listeners: where this process listens; they are closed with the rest.
       contexts: encrypt what leaves this host; None for no encryption.
       limits: bounds on time and memory.
-      now: the transport's clock.
+      clock: the transport's.
       up: called when a peer is connected; returns its session.
       lost: called when a peer is lost; calls `close_peer`.
     """
-    self._identity, self._limits, self._now = identity, limits, now
+    self._identity, self._limits, self._clock = identity, limits, clock
     self._contexts = contexts
     self._notify_up, self._notify_lost = up, lost
     self._memories: dict[str, links.Memory] = {}
     self.poller = Poller()
     self.dialer = dialing.Dialer(
-      identity, limits, self.poller, now, self._memories, lost
+      identity, limits, self.poller, clock, self._memories, lost
     )
     self._up_links: dict[str, Link] = {}
     # All but those of the dialer, in their order.
@@ -87,7 +88,7 @@ class Connections:
     self._listeners = dict.fromkeys(listeners.sockets, True)
     # Whom it has refused last, and why.
     self._last_warning = ""
-    self._next_check = now()
+    self._next_check = clock.time
     for sock in self._listeners:
       self.poller.watch(sock, READ, sock)
 
@@ -121,12 +122,13 @@ class Connections:
       due = min(due, self.dialer.due())
     if until is not None:
       due = min(due, until)
-    for owner, mask in self.poller.wait(max(0.0, due - self._now())):
+    ready = self.poller.wait(max(0.0, due - self._clock.time))
+    now = self._clock.now()
+    for owner, mask in ready:
       if isinstance(owner, Link):
         self._handle(owner, mask)
       else:
         self._accept(owner)
-    now = self._now()
     if self.dialer.dials:
       self.dialer.check(now)
     if now >= self._next_check:
@@ -142,7 +144,7 @@ class Connections:
     if memory.silences.rule != silence:
       memory.silences = liveness.Silence(silence)
       memory.heartbeat = min(self._limits.heartbeat, silence.floor / 4)
-      self._next_check = self._now()
+      self._next_check = self._clock.time
 
   def close_peer(self, peer: str) -> None:
     """Closes a peer's connection, and stops dialing it."""
@@ -160,7 +162,7 @@ class Connections:
     self.dialer.stop(peer)
     if link is None:
       return False
-    link.leaving, link.until = True, self._now() + self._limits.handshake
+    link.leaving, link.until = True, self._clock.now() + self._limits.handshake
     self._handle(link, WRITE)
     return True
 
@@ -323,9 +325,9 @@ class Connections:
         sock.close()
         continue
       shake = handshake.Handshake(self._identity.key, self._identity.name)
-      until = self._now() + self._limits.handshake
+      until = self._clock.time + self._limits.handshake
       try:
-        link = Link(sock, READ, shake, until, self.poller, self._now)
+        link = Link(sock, READ, shake, until, self.poller, self._clock)
       except OSError:
         continue  # The peer tries again.
       link.source = "" if is_local else str(sockaddr[0])
@@ -361,7 +363,7 @@ class Connections:
     signed = self._identity.signs and not (link.is_local or encrypted)
     process = links.owner(link.sock)[0] if link.is_local else 0
     link.peer, link.stage = peer, self._notify_up(peer)
-    link.sent = link.last_read = self._now()
+    link.sent = link.last_read = self._clock.time
     link.stage.start(
       (keys.send, keys.receive) if signed else None, process, shake.output()
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from optax_dist.coordinator.transport import addresses, handshake, interface
+from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.coordinator.transport.links import Link, Memory
 from optax_dist.coordinator.transport.poller import WRITE, Poller
 
@@ -167,7 +168,7 @@ class Dialer:
     identity: handshake.Identity,
     limits: interface.Limits,
     poller: Poller,
-    now: Callable[[], float],
+    clock: AwakeClock,
     memories: dict[str, Memory],
     lost: Callable[[str, interface.How, str], None],
   ):
@@ -177,12 +178,12 @@ class Dialer:
       identity: who this process is.
       limits: bounds on time.
       poller: waits for sockets.
-      now: the transport's clock.
+      clock: the transport's.
       memories: what is known of peers.
       lost: called when a peer is given up; calls `stop`.
     """
     self._identity, self._limits = identity, limits
-    self._poller, self._now, self._lost = poller, now, lost
+    self._poller, self._clock, self._lost = poller, clock, lost
     self._memories = memories
     self.dials: dict[str, Dial] = {}
     # When to call those again that have refused.
@@ -203,7 +204,7 @@ class Dialer:
       key: of its run, if it belongs to another one.
       met: whether it is known to have listened there; so is who was connected.
     """
-    now, met = self._now(), met or peer in self._memories
+    now, met = self._clock.now(), met or peer in self._memories
     dial = Dial(ways, now, now + self._limits.connect, key, met)
     dial.at = max(now, self._refused.pop(peer, now))
     self.dials[peer] = dial
@@ -305,11 +306,11 @@ class Dialer:
       handshake.NO_SESSION if memory is None else memory.last,
     )
     # With several endpoints left, none may use up all the time.
-    now = self._now()
+    now = self._clock.now()
     share = min((dial.until - now) / 2, self._limits.handshake)
     until = now + max(0.5, share)
     sock = socket.socket(family, socket.SOCK_STREAM)
-    link = Link(sock, WRITE, shake, until, self._poller, self._now)
+    link = Link(sock, WRITE, shake, until, self._poller, self._clock)
     link.peer, link.endpoint = peer, way
     try:
       return link, sock.connect_ex(sockaddr)
@@ -320,10 +321,10 @@ class Dialer:
   def _again(
     self, peer: str, dial: Dial, how: interface.How, reason: str
   ) -> None:
-    loss = dial.failed(how, reason, self._now())
+    loss = dial.failed(how, reason, self._clock.now())
     if loss is not None:
       if loss[0] == "refused":
-        now = self._now()
+        now = self._clock.now()
         waits = {p: at for p, at in self._refused.items() if at > now}
         self._refused = waits | {peer: now + _REFUSED_PAUSE}
       self._lost(peer, *loss)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import socket
 import struct
-from collections.abc import Callable
 
 from optax_dist.coordinator.protocol import liveness
 from optax_dist.coordinator.transport import (
@@ -16,6 +15,7 @@ from optax_dist.coordinator.transport import (
   session,
   tls,
 )
+from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.coordinator.transport.poller import READ, WRITE, Poller
 
 _TURN = 2 << 20  # Bytes to write before other connections get a turn.
@@ -72,7 +72,7 @@ class Link:
     stage: handshake.Handshake,
     until: float,
     poller: Poller,
-    now: Callable[[], float],
+    clock: AwakeClock,
   ):
     """Watches a socket.
 
@@ -82,7 +82,7 @@ class Link:
       stage: its handshake.
       until: the deadline of that.
       poller: waits for the socket.
-      now: the transport's clock.
+      clock: the transport's.
 
     Raises:
       OSError: it can't be watched; it is closed.
@@ -95,7 +95,7 @@ class Link:
     self.memory: Memory | None = None
     self.last_read = self.sent = 0.0
     self.leaving = self.closed = False
-    self._mask, self._poller, self._now = mask, poller, now
+    self._mask, self._poller, self._clock = mask, poller, clock
     try:
       poller.watch(sock, mask, self)
     except OSError:
@@ -150,7 +150,7 @@ class Link:
       )
     if nbytes is None:
       return 0, False
-    self.last_read = self._now()
+    self.last_read = self._clock.time
     return nbytes, not channel.drains or nbytes == sum(map(len, room))
 
   def write(self) -> None:
@@ -166,7 +166,7 @@ class Link:
       stage.sent(nbytes)
       done += nbytes
     if done:
-      self.sent = self._now()
+      self.sent = self._clock.time
     more = (blocked and not channel.writes_when_readable) or done >= _TURN
     mask = READ | (WRITE if more else 0)
     if mask != self._mask and not self.closed:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from optax_dist.coordinator.transport import interface, shared_memory
+from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.coordinator.transport.frames import PIECE, WORD, Faulty, Kind
 from optax_dist.coordinator.transport.sending import Remembered
 
@@ -46,7 +47,7 @@ class Receiving:
     peer: str,
     emit: Callable[[interface.Event], None],
     put: Callable[[Kind, int, bytes], None],
-    now: Callable[[], float],
+    clock: AwakeClock,
   ):
     """Starts without any.
 
@@ -54,10 +55,10 @@ class Receiving:
       peer: the other side's name.
       emit: called with each event.
       put: queues a frame.
-      now: the transport's clock.
+      clock: the transport's.
     """
     self.process = self.left = 0
-    self._peer, self._emit, self._put, self._now = peer, emit, put, now
+    self._peer, self._emit, self._put, self._clock = peer, emit, put, clock
     self._arrays: dict[int, _Incoming] = {}
     self._cancelled = Remembered()
     # The transfer whose piece is being read; what was cancelled goes nowhere.
@@ -79,13 +80,13 @@ class Receiving:
     if transfer in self._cancelled:
       self._fail(transfer, "it was cancelled before it was expected")
       return
-    self._arrays[transfer] = _Incoming(memory, in_place, self._now())
+    self._arrays[transfer] = _Incoming(memory, in_place, self._clock.time)
     self._put(Kind.READY, transfer, WORD.pack(memory.nbytes))
 
   def idle(self, transfer: int) -> float | None:
     """See `Transport.idle`."""
     array = self._arrays.get(transfer)
-    return None if array is None else self._now() - array.moved
+    return None if array is None else self._clock.time - array.moved
 
   def release(self, transfer: int) -> None:
     """See `Transport.release`."""
@@ -142,7 +143,7 @@ class Receiving:
     if array is None:
       return
     array.received += nbytes
-    array.moved = self._now()
+    array.moved = self._clock.time
     if not self.left and array.received == array.memory.nbytes:
       self._finish(self._current, array.memory)
 

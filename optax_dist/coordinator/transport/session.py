@@ -25,7 +25,6 @@ headers alone would hinder nobody from changing the array.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from optax_dist.coordinator.transport import (
@@ -35,6 +34,7 @@ from optax_dist.coordinator.transport import (
   sending,
   shared_memory,
 )
+from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.coordinator.transport.frames import HEADER, Faulty, Kind
 
 STAGING = 64 << 10
@@ -58,7 +58,7 @@ class Session:
     peer: str,
     pool: shared_memory.Pool,
     emit: Callable[[interface.Event], None],
-    now: Callable[[], float] = time.monotonic,
+    clock: AwakeClock,
   ):
     """Creates a session that waits for its connection.
 
@@ -66,13 +66,13 @@ class Session:
       peer: the other side's name.
       pool: the buffers of this process.
       emit: called with each event.
-      now: the transport's clock.
+      clock: the transport's.
     """
     self.peer = peer
     self.frames = frames.Frames()
     put = self.frames.put
     self.sending = sending.Sending(peer, pool, emit, put)
-    self.receiving = receiving.Receiving(peer, emit, put, now)
+    self.receiving = receiving.Receiving(peer, emit, put, clock)
     self.ended: str | None = None
     self._emit = emit
     self._writing: list[memoryview | bytes] = []

@@ -110,7 +110,8 @@ class Transport:
     self._limits = limits or interface.Limits()
     # Seconds of a clock that stands still while this process does: time in which it
     # was stopped counts against no peer.
-    self.now = clock.AwakeClock(self._limits.heartbeat, time_source).now
+    self._clock = clock.AwakeClock(self._limits.heartbeat, time_source)
+    self.now = self._clock.now
     self._closed = False
     self.bytes_in = self.bytes_out = 0
     self._events: list[interface.Event] = []
@@ -123,7 +124,7 @@ class Transport:
       listeners,
       contexts,
       self._limits,
-      self.now,
+      self._clock,
       self._up,
       self._lose,
     )
@@ -346,7 +347,8 @@ class Transport:
       `wake`.
     """
     self._check_open()
-    end = None if timeout is None else self.now() + timeout
+    now = self._clock.now()
+    end = None if timeout is None else now + timeout
     while True:
       self.flush()
       now = self._connections.run_once(0.0 if self._events else end)
@@ -390,12 +392,7 @@ class Transport:
   # Helpers.
 
   def _new_session(self, peer: str) -> session.Session:
-    return session.Session(
-      peer,
-      self._pool,
-      self._emit,
-      now=self.now,
-    )
+    return session.Session(peer, self._pool, self._emit, self._clock)
 
   def _session(self, peer: str) -> session.Session | None:
     self._check_open()

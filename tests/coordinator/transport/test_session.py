@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from optax_dist.coordinator.transport import (
+  clock,
   frames,
   interface,
   session,
@@ -22,7 +23,9 @@ class _Side:
   def __init__(self, keys, process=0):
     self.events = []
     self.pool = shared_memory.Pool()
-    self.session = session.Session("peer", self.pool, self.events.append)
+    self.session = session.Session(
+      "peer", self.pool, self.events.append, clock.AwakeClock(1.0)
+    )
     self.session.start(keys, process)
 
   def written(self, rng=None):
