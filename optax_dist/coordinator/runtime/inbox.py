@@ -77,6 +77,7 @@ class TrainingInbox:
     keeps_before: whether the state before a commit will be read.
     on_finished: called when the run has finished, before the training loop
       knows.
+    on_signal: called with a signal that another process of the replica has got.
   """
 
   def __init__(self, published: State):
@@ -94,6 +95,7 @@ class TrainingInbox:
     self.progress: dict[int, Progress] = {}
     self.keeps_before = False
     self.on_finished: Callable[[], None] = lambda: None
+    self.on_signal: Callable[[int], None] = lambda number: None
     # Released once anything has changed that a thread may wait for.
     self._changed = threading.Lock()
     self._changed.acquire()
@@ -153,7 +155,10 @@ class TrainingInbox:
     if self._changed.locked():
       self._changed.release()
 
-  # Called by the training loop.
+  # Called by the training loop, and when a signal has come.
+
+  def signalled(self, number: int) -> None:
+    """Tells the other processes of the replica of a signal; here there are none."""
 
   def sync(self) -> None:
     """Applies events so far; a single process sees them directly."""

@@ -96,6 +96,8 @@ class TrainingCalls:
     """Leaves after a step once a signal has come, or amid one if it takes long."""
     self.preempted = preempted
     if preempted is not None:
+      inbox = self._participant.inbox
+      preempted.tell, inbox.on_signal = inbox.signalled, preempted.receive
       self._participant.gives_up = lambda: (
         preempted.look() and preempted.is_late
       )

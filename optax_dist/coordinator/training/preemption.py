@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -37,6 +38,7 @@ class Preemption:
 
   Attributes:
     received: whether it was received.
+    tell: called with the signal's number once it has come to a member.
   """
 
   def __init__(
@@ -67,10 +69,11 @@ class Preemption:
     self._numbers = [signal.SIGTERM, *([signal.SIGINT] if interrupts else [])]
     self._before: dict[int, Any] = {}
     self._joined = False
+    self.tell: Callable[[int], None] = lambda number: None
     self._process = os.getpid()
-    # For the thread that watches: whether a signal has come, or the end. Its
-    # `put` may interrupt itself, as a signal handler does.
-    self._news: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    # For the thread that watches: that a signal has come, and whether to this process,
+    # or the end. Its `put` may interrupt itself, as a signal handler does.
+    self._news: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
     self._removed = threading.Event()
     self._seen = False
 
@@ -105,7 +108,7 @@ class Preemption:
         signal.signal(number, before)
     self._before = {}
     self._removed.set()
-    self._news.put(False)
+    self._news.put(None)
 
   def joined(self) -> None:
     """The replica is a member: from now on it leaves after a step."""
@@ -118,11 +121,15 @@ class Preemption:
       os.kill(os.getpid(), number)
       return
     # Nothing more for a member: the signal may interrupt any code.
-    if self._since is None:
-      self._since, self._number = time.monotonic(), number
-      self._news.put(True)
+    self.receive(number, own=True)
     if not self._joined:
       self.check()
+
+  def receive(self, number: int, own: bool = False) -> None:
+    """A signal has come: to this process, or to another one of its replica."""
+    if self._since is None:
+      self._since, self._number = time.monotonic(), number
+      self._news.put(own)
 
   def look(self) -> bool:
     """Whether a signal has come, for a program that then knows."""
@@ -137,8 +144,12 @@ class Preemption:
 
   def _watch(self) -> None:
     """Says that the program does not see a signal, before it is killed."""
-    wait = self._grace / 2
-    if not self._news.get() or self._removed.wait(wait) or self._seen:
+    wait, own = self._grace / 2, self._news.get()
+    if own is None:
+      return
+    if own and self._joined:
+      self.tell(self._number)
+    if self._removed.wait(wait) or self._seen:
       return
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     calls = traceback.format_stack(frame)[-_CALLS:] if frame else []

@@ -72,6 +72,15 @@ def main():
       outcome = replica.step(jnp.ones(2))
       print("leaves", outcome.finished, replica.global_step, flush=True)
       return
+    if when == "signal":
+      # It reaches the last process alone.
+      replica.step(jnp.ones(2))
+      if replica.processes.index == replica.processes.count - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+      while replica.global_step < 3000 and not replica.finished:
+        replica.step(jnp.ones(2))
+      print("leaves", replica.has_left, replica.preempted, flush=True)
+      return
     if when == "evaluation":
       replica.step(jnp.ones(2))
       _evaluate(replica, how)

@@ -183,6 +183,14 @@ def test_a_replica_that_waits_for_another_leaves_in_time(
   assert not any("replica 0" in line for line in said)
 
 
+def test_a_signal_to_one_process_of_a_replica_is_one_to_all(capfd, tmp_path):
+  """As of a scheduler that takes one of its hosts."""
+  flags = ("--replicas", "1", "--processes-per-replica", "2")
+  code, _, text = _launch(capfd, tmp_path, flags, "0", "signal", "0")
+  assert code == 0
+  assert text.count(" leaves True True\n") == 2
+
+
 def test_an_evaluation_that_does_not_is_named_before_it_is_killed(
   capfd, tmp_path
 ):

@@ -38,7 +38,9 @@ class Deferred:
 
 def test_states_are_computed_in_order():
   result = Deferred()
-  seen = GroupInbox(result.states.published, lambda order: None, 5.0, print)
+  seen = GroupInbox(
+    result.states.published, lambda order: None, True, 5.0, print
+  )
   for number in range(1, 1500):  # More than could be nested.
     result.commit(number)
     seen.notify(Published(result.states.published, False))

@@ -54,6 +54,16 @@ class Ready(Struct):
   """
 
 
+class Signalled(Struct):
+  """A process was told to end, as all of them may be at once; also an effect.
+
+  Attributes:
+    number: of the signal.
+  """
+
+  number: Natural
+
+
 class EndGroup(Struct):
   """A process of the replica is lost, and the replica with it; also an effect.
 
@@ -73,13 +83,13 @@ Answer: TypeAlias = (
   | ins.SnapshotFetched
   | ins.SnapshotFailed
 )
-Report: TypeAlias = Answer | msg.Leave | Ready
+Report: TypeAlias = Answer | msg.Leave | Ready | Signalled
 
 ANSWERS = typing.get_args(Answer)
 
 # Effects and inputs of `RankZero` and `WorkerRank`: those of the core, and these.
-Input: TypeAlias = ins.Input | Advance
-Effect: TypeAlias = fx.Effect | Advance | Ready | EndGroup
+Input: TypeAlias = ins.Input | Advance | Signalled
+Effect: TypeAlias = fx.Effect | Advance | Ready | Signalled | EndGroup
 
 # Everything that is sent on a connection.
 WIRE: Codec[Any] = Codec(msg.Message | Input | Effect)

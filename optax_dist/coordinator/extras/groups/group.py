@@ -124,8 +124,8 @@ class Group(processes.Processes):
   def inbox(
     self, published: State, enqueue: Callable[[Any], None], timeout: float
   ) -> TrainingInbox:
-    send = None if self.index else enqueue
-    return GroupInbox(published, send, timeout, self._on_loss)
+    leads = not self.index
+    return GroupInbox(published, enqueue, leads, timeout, self._on_loss)
 
 
 def initialize_processes(

@@ -28,7 +28,8 @@ class GroupInbox(inbox.TrainingInbox):
   def __init__(
     self,
     published: State,
-    send: Callable[[commands.Advance], None] | None,
+    enqueue: Callable[[commands.Input], None],
+    leads: bool,
     timeout: float,
     on_loss: Callable[[str], None],
   ):
@@ -36,13 +37,15 @@ class GroupInbox(inbox.TrainingInbox):
 
     Args:
       published: the first state.
-      send: sends to the other processes, in process 0; None in the others.
+      enqueue: queues an input for the core.
+      leads: whether this is process 0.
       timeout: seconds that another process may take to reach the same point of
         the program.
       on_loss: called when a process of the replica is lost, with the reason.
     """
     super().__init__(published)
-    self._send, self._timeout, self._on_loss = send, timeout, on_loss
+    self._enqueue, self._leads = enqueue, leads
+    self._timeout, self._on_loss = timeout, on_loss
     self._events: collections.deque[inbox.Event] = collections.deque()
     self._advances: collections.deque[commands.Advance] = collections.deque()
     self._seen = self._calls = 0
@@ -51,9 +54,15 @@ class GroupInbox(inbox.TrainingInbox):
   # Called by the event loop.
 
   def notify(
-    self, event: inbox.Event | commands.Advance | commands.EndGroup
+    self,
+    event: inbox.Event
+    | commands.Advance
+    | commands.Signalled
+    | commands.EndGroup,
   ) -> None:
     match event:
+      case commands.Signalled(number):
+        self.on_signal(number)
       case commands.Advance():
         self._advances.append(event)
       case commands.EndGroup(reason):
@@ -63,7 +72,10 @@ class GroupInbox(inbox.TrainingInbox):
       case _:
         self._events.append(event)
 
-  # Called by the training loop.
+  # Called by the training loop, and when a signal has come.
+
+  def signalled(self, number: int) -> None:
+    self._enqueue(commands.Signalled(number))
 
   def sync(self) -> None:
     self.agree(False)
@@ -71,7 +83,7 @@ class GroupInbox(inbox.TrainingInbox):
   def agree(self, flag: bool) -> bool:
     if self._closed or self.failure is not None:
       return flag
-    if self._send is None:
+    if not self._leads:
       return self._follow(self._timeout)
     self._announce(flag)
     return flag
@@ -90,7 +102,7 @@ class GroupInbox(inbox.TrainingInbox):
       bool(self._events) or self.failure is not None or gives_up()
     )
     while not (ready() or self.is_over or ends):
-      if self._send is None:
+      if not self._leads:
         ends = self._follow(timeout + self._timeout)
         continue
       left = self._wait_for(goes_on, left)
@@ -107,9 +119,8 @@ class GroupInbox(inbox.TrainingInbox):
 
   def _announce(self, flag: bool) -> None:
     """Process 0 applies all events so far."""
-    assert self._send is not None
     events = self._seen + len(self._events)
-    self._send(commands.Advance(self._calls, events, flag))
+    self._enqueue(commands.Advance(self._calls, events, flag))
     self._apply(events)
 
   def _follow(self, timeout: float) -> bool:

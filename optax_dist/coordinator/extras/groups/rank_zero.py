@@ -104,7 +104,7 @@ class RankZero:
       case commands.Advance():
         for peer in self._ranks:
           self._out.append(commands.send(peer, input_))
-      case msg.Leave(lost=True):
+      case msg.Leave(lost=True) | commands.Signalled():
         self._reported(0, input_, now)
       case _ if isinstance(input_, commands.ANSWERS):
         self._reported(0, input_, now)
@@ -122,6 +122,8 @@ class RankZero:
         self._unheard.discard(rank)
         if not self._unheard:
           self._decide(ins.Started(), now)
+      case commands.Signalled():
+        self._all(what)
       case msg.Leave(reason=reason):
         self._lose(f"its process {rank} has failed: {reason}", now)
       case _ if isinstance(what, commands.ANSWERS):

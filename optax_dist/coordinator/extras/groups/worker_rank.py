@@ -52,6 +52,8 @@ class WorkerRank:
       case msg.Leave(lost=True):
         self.over = True
         return self._report(input_)
+      case commands.Signalled():
+        return self._report(input_)
       case _ if isinstance(input_, commands.ANSWERS):
         return self._report(cast(commands.Answer, input_))
       case _:

@@ -373,10 +373,10 @@ def test_a_collective_with_a_lost_process_ends():
 
 
 def test_processes_at_different_calls_are_reported():
-  seen = GroupInbox(states.State(0, {}), None, timeout=5.0, on_loss=print)
+  seen = GroupInbox(states.State(0, {}), print, False, 5.0, print)
   seen.notify(commands.Advance(3, 0))
   seen.sync()
   assert "process 0 is at call 3, this one at 0" in str(seen.failure)
-  late = GroupInbox(states.State(0, {}), None, timeout=0.1, on_loss=print)
+  late = GroupInbox(states.State(0, {}), print, False, 0.1, print)
   late.sync()
   assert "did not come to the same place" in str(late.failure)
