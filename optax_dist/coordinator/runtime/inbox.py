@@ -12,6 +12,7 @@ the order in which the training loop may rely on them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -152,7 +153,8 @@ class TrainingInbox:
 
   def wake(self) -> None:
     """Wakes up a waiting thread; of several, the others look by themselves soon."""
-    if self._changed.locked():
+    # Nobody may have waited since the last time, or another thread is faster.
+    with contextlib.suppress(RuntimeError):
       self._changed.release()
 
   # Called by the training loop, and when a signal has come.

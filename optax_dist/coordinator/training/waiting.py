@@ -134,8 +134,8 @@ class SynchronousLoop:
 
   def _wait(self) -> None:
     waits = self._participant.submission.waits
-    if what := waits():
-      self._participant.wait(lambda: not waits(), what)
+    while what := waits():
+      self._participant.wait(lambda: waits() != what, what)
 
   def _finish_step(self, waited: float = 0.0) -> Outcome:
     """Continues with the same sum, or with another one.
