@@ -1,12 +1,10 @@
 """`optax-dist launch` as on several hosts, of which some were started wrongly."""
 
-import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 
+import commands
 import pytest
 import waiting
 
@@ -14,62 +12,39 @@ from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("hosts_program.py"))
-_SECRET = "a secret of enough bytes"
 
 
 class _Job:
   """The launchers of a job, each as if on a host of its own."""
 
-  def __init__(self, folder, nodes):
-    self._folder, self._nodes = folder, nodes
+  def __init__(self, start, nodes):
+    self.start, self._nodes = start, nodes
     self.address = f"127.0.0.1:{addresses.free_ports()[0]}"
-    self._made = []
 
   def launch(
     self,
     rank,
     *program,
     flags=(),
-    secret=_SECRET,
+    secret=commands.SECRET,
     nodes=None,
     steps=30,
     script=_PROGRAM,
   ):
     """Starts a launcher; returns it, and what reads its output."""
-    log = self._folder / f"printed-{len(self._made)}-by-{rank}"
-    environment = {
-      name: value
-      for name, value in os.environ.items()
-      if not name.startswith("OPTAX_DIST_")
-    }
-    environment |= {"JAX_PLATFORMS": "cpu", "OPTAX_DIST_SECRET": secret}
     nodes = nodes or self._nodes
-    command = [
-      *(sys.executable, "-m", "optax_dist", "launch", "--nodes", nodes),
-      *("--node-rank", rank, "--address", self.address, "--replicas", nodes),
+    return self.start(
+      *("launch", "--nodes", nodes, "--node-rank", rank),
+      *("--address", self.address, "--replicas", nodes),
       *("--local-addr", "127.0.0.1", *flags, script, steps, *program),
-    ]
-    with log.open("wb") as out:
-      made = subprocess.Popen(
-        [*map(str, command)],
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        env=environment,
-      )
-    self._made.append(made)
-    return made, log.read_text
-
-  def close(self):
-    for one in self._made:
-      one.kill()
-      one.wait()
+      OPTAX_DIST_SECRET=secret,
+    )
 
 
 @pytest.fixture
 def job(tmp_path, request):
-  made = _Job(tmp_path, getattr(request, "param", 2))
-  yield made
-  made.close()
+  with commands.starting(tmp_path) as start:
+    yield _Job(start, getattr(request, "param", 2))
 
 
 def _joined(text):
@@ -190,33 +165,24 @@ def test_a_launcher_that_is_late_or_comes_again_joins_the_run(job, tmp_path):
   _ends(0, first, again)
 
 
-def test_a_launcher_says_that_the_coordinator_is_gone_and_back(job):
-  command = [
-    *(sys.executable, "-m", "optax_dist", "coordinator", "--address"),
-    *(job.address, "--output", str(job._folder / "own")),
-  ]
-  environment = os.environ | {"OPTAX_DIST_SECRET": _SECRET}
-  begin = lambda: subprocess.Popen(command, env=environment)
+def test_a_launcher_says_that_the_coordinator_is_gone_and_back(job, tmp_path):
+  own = ("coordinator", "--address", job.address, "--output", tmp_path / "own")
   flags = ("--no-coordinator", "--run", "x")
-  made = begin()
-  try:
-    one, text = job.launch(0, flags=flags, steps=200)
-    other = job.launch(1, flags=flags, steps=200)
-    _joined(text)
-    _joined(other[1])
-    made.kill()
-    made.wait()
-    gone = f"[launch] the coordinator at {job.address} is gone: "
-    waiting.until(lambda: gone in text() and gone in other[1](), text, 10.0)
-    assert "wait for it, each for at most the `timeout` of its join" in text()
-    says = "replica 1 goes on, and waits for it for at most"
-    waiting.until(lambda: says in other[1](), other[1], 10.0)
-    made = begin()
-    _ends(0, (one, text), other)
-    assert f"the coordinator at {job.address} is there again" in text()
-  finally:
-    made.kill()
-    made.wait()
+  made, _ = job.start(*own)
+  one, text = job.launch(0, flags=flags, steps=200)
+  other = job.launch(1, flags=flags, steps=200)
+  _joined(text)
+  _joined(other[1])
+  made.kill()
+  made.wait()
+  gone = f"[launch] the coordinator at {job.address} is gone: "
+  waiting.until(lambda: gone in text() and gone in other[1](), text, 10.0)
+  assert "go on, and say how long they wait for it" in text()
+  says = "replica 1 goes on, and waits for it for at most"
+  waiting.until(lambda: says in other[1](), other[1], 10.0)
+  job.start(*own)
+  _ends(0, (one, text), other)
+  assert f"the coordinator at {job.address} is there again" in text()
 
 
 def test_a_run_that_diverges_is_no_success(job):
