@@ -54,6 +54,16 @@ def test_one_that_was_healthy_does_not_wait():
   assert made.ended(72.0, 1, -9) == []
 
 
+def test_restarts_are_refilled_after_an_hour_without_a_failure():
+  made = _Made(2, restarts=1, needed=1)
+  for restarts, now in enumerate((5.0, 3605.0, 7205.0), 1):
+    assert made.ended(now, 1, -9) == [sup.StartReplica(1, restarts)]
+    assert made.said[-1] == "replica 1 starts again (restart 1 of 1)"
+  assert made.ended(10_804.0, 1, -9) == []
+  left = "no restart is left of 1"
+  assert made.said[-1] == f"replica 1 does not start again: {left}"
+
+
 def test_an_error_lets_the_others_settle_first():
   made = _Made(2)
   assert made.ended(5.0, 0, 1, "failed") == []
