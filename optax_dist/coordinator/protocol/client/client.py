@@ -260,12 +260,8 @@ class Client:
       self._requests.joined()
     self.applier.begin(welcome.origin, welcome.step, welcome.alone)
     if welcome.anew and not first and not self.applier.belongs_to_run:
-      text = (
-        "the run goes on from the state of another replica, in place of that of"
-      )
-      text += (
-        f" step {self.applier.step}, which replica {self._me.replica!r} has"
-      )
+      text = "the run goes on from another replica's state, not that of step"
+      text += f" {self.applier.step}, which replica {self._me.replica!r} has"
       self._out.append(fx.Log(text))
     self.applier.report_state()
     for submitted in self.submissions.unresolved.values():
