@@ -457,7 +457,7 @@ class Supervisor:
       text += f" The last lines of its output:\n{cause.tail}"
     text += (
       "\nCorrect that, and start this launcher again."
-      if corrigible
+      if corrigible or not self.has_begun
       else "\nTo go on, start the job again from its last checkpoint."
     )
     return JobEnded(exit_code(cause.code) or 1, text, corrigible)

@@ -69,6 +69,8 @@ def test_an_error_lets_the_others_settle_first():
   assert made.ended(5.0, 0, 1, "failed") == []
   [given_up] = made.ended(5.5, 1, 1, "failed")
   assert given_up.reason.startswith("No replica is left: replica 0 failed")
+  # None has joined: it would end in the same way from any checkpoint.
+  assert given_up.reason.endswith("Correct that, and start this launcher again.")
   made = _Made(2)
   assert made.ended(5.0, 0, 1) == []
   assert made.tick(5.9) == []
@@ -88,6 +90,7 @@ def test_all_that_were_killed_start_again():
   assert made.ended(2.0, 1, -9) == [sup.StartReplica(1, 1)]
   [given_up] = made.ended(3.0, 1, 1, "failed")
   assert given_up.reason.startswith("No replica is left: replica 1")
+  assert given_up.reason.endswith("from its last checkpoint.")
 
 
 def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
