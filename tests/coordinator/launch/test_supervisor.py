@@ -70,7 +70,9 @@ def test_an_error_lets_the_others_settle_first():
   [given_up] = made.ended(5.5, 1, 1, "failed")
   assert given_up.reason.startswith("No replica is left: replica 0 failed")
   # None has joined: it would end in the same way from any checkpoint.
-  assert given_up.reason.endswith("Correct that, and start this launcher again.")
+  assert given_up.reason.endswith(
+    "Correct that, and start this launcher again."
+  )
   made = _Made(2)
   assert made.ended(5.0, 0, 1) == []
   assert made.tick(5.9) == []
