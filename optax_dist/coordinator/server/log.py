@@ -260,6 +260,7 @@ class FileRecords:
       os.replace(new, self.path)
     except BaseException:
       os.close(file)
+      new.unlink(missing_ok=True)
       raise
     os.close(self._file)
     self._file, self._size = file, len(data)

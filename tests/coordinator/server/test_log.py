@@ -1,6 +1,9 @@
-"""The log in a file, as a host that loses power leaves it."""
+"""The log in a file, after a loss of power and on a full disk."""
 
 import os
+
+import full_disk
+import pytest
 
 from optax_dist.coordinator.protocol.entries import (
   Began,
@@ -56,3 +59,14 @@ def test_power_loss_takes_away_steps_alone(tmp_path, monkeypatch):
   again.close()
   assert (left.epoch, left.next_incarnation, left.step) == (0, 2, 1)
   assert ({*left.members}, {*left.departed}) == ({0}, {1})
+
+
+def test_what_does_not_fit_on_a_full_disk_takes_no_room(tmp_path):
+  """It is tried again and again, and others need what is left."""
+  records = log.FileRecords(tmp_path / "log")
+  assert not [*records.read()]
+  with full_disk.files_end_at(100), pytest.raises(OSError, match="No space"):
+    records.replace(bytes(1000))
+  records.close()
+  names = {path.name for path in tmp_path.iterdir()}
+  assert names == {"log", "log.lock"}
