@@ -1,12 +1,12 @@
 """Tests of orbax checkpoints: saved by any replica, restored on any number."""
 
-import resource
 import stat
 import threading
 import types
 from concurrent import futures
 
 import embedded_runs as runs
+import full_disk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -163,16 +163,14 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path):
 @pytest.mark.parametrize("size", [0, 100])
 def test_a_full_disk_is_an_error_that_names_the_checkpoint(tmp_path, size):
   """Whether the first file does not fit, or one of orbax."""
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
   def train(replica, result):
     replica.step(*runs.compute(replica, 0)[:1])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-      with pytest.raises(OSError, match="step-00000001"):
-        checkpoint.save(tmp_path / "step-00000001", replica)
-    finally:
-      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with (
+      full_disk.files_end_at(size),
+      pytest.raises(OSError, match="step-00000001"),
+    ):
+      checkpoint.save(tmp_path / "step-00000001", replica)
     assert checkpoint.latest(tmp_path) is None
     checkpoint.save(tmp_path / "step-00000001", replica)
 

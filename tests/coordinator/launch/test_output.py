@@ -3,9 +3,9 @@
 import contextlib
 import errno
 import os
-import resource
 import sys
 
+import full_disk
 import pytest
 
 from optax_dist.coordinator.launch import output
@@ -67,13 +67,9 @@ def test_a_log_goes_on_once_there_is_room(lines, tmp_path):
   path = tmp_path / "replica-2.log"
   printed = _printed(lines, folder=tmp_path)
   begins = path.read_text()
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (len(begins), limits[1]))
-  try:
+  with full_disk.files_end_at(len(begins)):
     printed.take(b"lost\n", error=False)
     printed.take(b"too\n", error=False)
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   printed.take(b"kept\n", error=False)
   printed.end()
   said = [line for _, line, error in lines if error]

@@ -1,8 +1,8 @@
 """A run whose journal can't be written for a while, or is taken away."""
 
 import os
-import resource
 
+import full_disk
 import jax.numpy as jnp
 import optax
 import pytest
@@ -13,25 +13,18 @@ from optax_dist.coordinator import journal
 
 def test_the_journal_has_all_steps_once_there_is_room(tmp_path, caplog):
   path = tmp_path / "run.jsonl"
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  sizes = []
 
   def train(replica):
-    while replica.global_step < 9:
-      replica.step(jnp.ones(3))
-      if replica.global_step == 3:
-        sizes.append(path.stat().st_size)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[0], limits[1]))
-      if replica.global_step == 6:
-        sizes.append(path.stat().st_size)
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    def to_step(step):
+      while replica.global_step < step:
+        replica.step(jnp.ones(3))
 
-  try:
-    coordinator.run_embedded(
-      train, 1, optax.sgd(1.0), jnp.zeros(3), journal=path
-    )
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    to_step(3)
+    with full_disk.files_end_at(path.stat().st_size):
+      to_step(6)
+    to_step(9)
+
+  coordinator.run_embedded(train, 1, optax.sgd(1.0), jnp.zeros(3), journal=path)
   assert caplog.text.count("can't be written any more") == 1
   assert "training goes on without it" in caplog.text
   # As soon as there is room again, it has all, and their times.

@@ -1,8 +1,6 @@
 """Lines of the journal that the coordinator writes."""
 
-import contextlib
-import resource
-
+import full_disk
 import msgspec
 import pytest
 import run_journals
@@ -122,16 +120,10 @@ def test_forged_details_do_not_end_training(tmp_path):
   assert result == [("made up", ""), ("a", "b-c")]
 
 
-@contextlib.contextmanager
 def _full(path):
   """Files may be no longer than this one is."""
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   size = path.stat().st_size if path.exists() else 0
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  return full_disk.files_end_at(size)
 
 
 def test_a_run_that_begins_on_a_full_disk_is_in_its_journal(tmp_path, caplog):

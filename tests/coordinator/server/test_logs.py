@@ -2,10 +2,10 @@
 
 import os
 import pathlib
-import resource
 import subprocess
 import sys
 
+import full_disk
 import jax.numpy as jnp
 import optax
 import pytest
@@ -99,12 +99,8 @@ os._exit(0)
 
 
 def test_a_run_goes_on_while_its_log_can_not_be_written(tmp_path, caplog):
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
-  try:
+  with full_disk.files_end_at(5000):
     place = process.start(_SECRET.encode(), port=0, log=tmp_path / "log")
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
   with place, _join(place.address) as replica:
     while replica.global_step < 60:
       assert replica.step(jnp.ones(2)).accepted
