@@ -167,7 +167,7 @@ def test_another_run_of_the_same_kind_is_predicted_within_ten_percent(
     )
     for seed, steps in ((7, 300), (8, 900))
   )
-  result = simulate.predict(first)
+  result = simulate.predict(first, repetitions=8)
   assert result.steps_per_second == pytest.approx(
     second.steps_per_second, rel=0.1
   )
@@ -185,9 +185,9 @@ def test_another_number_of_gradients_is_predicted(
   )
   strategy = simulate.sync_replicas(other_k)
   real = simulate.simulate_timing(
-    strategy, simulate.parse_latency("gamma:4,0.25"), 4, steps=2000, seed=5
+    strategy, simulate.parse_latency("gamma:4,0.25"), 4, steps=1000, seed=5
   )
-  result = simulate.predict(recorded, strategy, repetitions=8)
+  result = simulate.predict(recorded, strategy, repetitions=4)
   assert result.steps_per_second == pytest.approx(
     real.steps_per_second, rel=0.08
   )
@@ -208,7 +208,7 @@ def test_failures_are_part_of_the_prediction(tmp_path):
   assert recorded.failures.downtimes == pytest.approx(
     [10.0] * len(recorded.losses), rel=0.01
   )
-  result = simulate.predict(recorded)
+  result = simulate.predict(recorded, repetitions=8)
   assert result.steps_per_second == pytest.approx(
     recorded.steps_per_second, rel=0.15
   )
@@ -236,13 +236,13 @@ def test_longer_journal_gives_a_narrower_interval(tmp_path):
 
 def test_a_prediction_with_a_warning_has_no_number(tmp_path):
   recorded = simulate.from_journal(
-    _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))
+    _records(tmp_path / "run.jsonl", simulate.sync_replicas(4), steps=150)
   )
-  result = simulate.predict(recorded, replicas=8, repetitions=5)
+  result = simulate.predict(recorded, replicas=8, repetitions=3)
   assert not result.warnings
   assert f"{result.steps_per_second:.4g} steps/s" in str(result)
   crowded = recorded._replace(warnings=("a load of 9 on 2 cores",))
-  result = simulate.predict(crowded, replicas=8, repetitions=5)
+  result = simulate.predict(crowded, replicas=8, repetitions=3)
   assert str(result) == "no prediction (a load of 9 on 2 cores)"
   with pytest.raises(ValueError, match="repetitions"):
     simulate.predict(recorded, repetitions=1)
@@ -299,7 +299,7 @@ def test_prediction_without_a_step_is_a_pace_of_zero(tmp_path):
 
 def test_more_losses_tell_the_rate_of_failures_better(tmp_path):
   recorded = simulate.from_journal(
-    _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))
+    _records(tmp_path / "run.jsonl", simulate.sync_replicas(4), steps=100)
   )
   failures = simulate.Failures(0.05, (10.0,), unnoticed=(0.0,))
   (loss,) = _lossy(_lost(99.0)).losses

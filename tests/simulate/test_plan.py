@@ -50,7 +50,11 @@ def _times(seconds):
 def test_late_replicas_finish_their_gradient_unless_that_is_cancelled():
   at_once, later = (
     simulate.plan(
-      simulate.parse_latency("bernoulli:1,10,0.1"), 8, cancel=cancel
+      simulate.parse_latency("bernoulli:1,10,0.1"),
+      8,
+      cancel=cancel,
+      steps=100,
+      repetitions=2,
     ).candidates[5]
     for cancel in (True, False)
   )
@@ -81,7 +85,7 @@ def test_waiting_for_all_is_best_if_all_are_equally_fast():
 
 def test_reason_compares_the_best_with_the_runner_up():
   plan = simulate.plan(
-    simulate.parse_latency("bernoulli:1,10,0.01"), 8, cancel=True
+    simulate.parse_latency("bernoulli:1,10,0.01"), 8, cancel=True, steps=100
   )
   assert plan.recommended.replicas_to_aggregate == 7
   assert plan.runner_up.replicas_to_aggregate == 6
