@@ -14,9 +14,8 @@ from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import deadlines as dl
 from optax_dist.coordinator.protocol import liveness
 
-# Limits in seconds: the longest is some 30 years, which every clock can wait
-# for; the shortest lets an event loop do other work between two heartbeats.
-_LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
+# In seconds: lets an event loop do other work between two heartbeats.
+_SHORTEST_SILENCE = 0.05
 # The coordinator keeps the mean of each of the last 64 steps, and a message has some 20
 # sums in a deterministic run.
 _MOST_INLINE = 128 << 10
@@ -85,7 +84,7 @@ class Options:
       value = getattr(self, name)
       if value is not None or name not in adaptive:
         checks.rate(name, value, positive=name != "step_timeout")
-        checks.at_most(name, value, _LONGEST)
+        checks.at_most(name, value, dl.LONGEST)
     if self.transfer_timeout is not None:
       checks.at_most("transfer_timeout", self.transfer_timeout, self.timeout)
     checks.count("inline_bytes", self.inline_bytes, least=0)

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.protocol.entries import (
@@ -18,7 +20,7 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.policies.leases import LeaseManager
 from optax_dist.coordinator.protocol.policies.policy import Policy
-from optax_dist.ledger import Progress, Spans, tree
+from optax_dist.ledger import NOTHING_DONE, Progress, Spans, tree
 
 #: The mean of inline gradients, from their parts and bytes; pure.
 Average = Callable[[Sequence[Part], Sequence[bytes]], bytes]
@@ -33,16 +35,47 @@ class Config:
     average: for the coordinator, the mean of inline gradients.
     policy: makes the policy of a coordinator that keeps steps open and weighs,
       given `timeout`; None: a step closes by itself.
+    check_inline: raises a ValueError if inline gradients of the job can't be averaged;
+      called with the first of them, since it takes a while.
   """
 
   job: Job
   average: Average | None = None
   policy: Callable[[float], Policy] | None = None
+  check_inline: Callable[[], None] | None = None
 
   @property
   def rules(self) -> Rules:
     """The numbers of the run."""
     return self.job.rules
+
+  def check(self) -> None:
+    """Refuses numbers that make no run: whoever calls may say anything.
+
+    Raises:
+      ValueError: the message says why.
+    """
+    rules = self.rules
+    for name in ("timeout", "transfer_timeout", "silence_timeout"):
+      seconds = getattr(rules, name)
+      if seconds is not None and not 0 < seconds <= deadlines.LONGEST:
+        raise ValueError(f"{name} is {seconds} s")
+    try:
+      msgspec.json.decode(self.job.about, type=dict)
+    except (msgspec.MsgspecError, RecursionError) as error:
+      raise ValueError(f"about is no JSON object ({error})") from None
+    self.quorum_state(0)
+    self.make_policy(NOTHING_DONE)
+
+  @functools.cached_property
+  def wrong_inline(self) -> str:
+    """Why inline gradients can't be averaged; "" if they can."""
+    try:
+      if self.check_inline is not None:
+        self.check_inline()
+    except ValueError as error:
+      return f"a gradient of a job that has none ({error})"
+    return ""
 
   @property
   def inline(self) -> bool:

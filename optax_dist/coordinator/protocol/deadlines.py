@@ -18,6 +18,8 @@ import dataclasses
 
 from optax_dist.coordinator.protocol.liveness import Rule
 
+# Some 30 years, in seconds, which every clock can wait for.
+LONGEST = 1e9
 # Defaults, in seconds.
 _TRANSFER, _RECONNECT = 10.0, 5.0
 # A slice of the mean can come only once its owner has all gradients, so it may

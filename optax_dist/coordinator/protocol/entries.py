@@ -58,7 +58,8 @@ class Start(Struct):
     lineage: the runs that it comes from.
   """
 
-  step: Natural = 0
+  # The run goes on from there, and counts in 64 bits.
+  step: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
   digest: str = ""
   progress: Progress = NOTHING_DONE
   lineage: Lineage = ()

@@ -30,8 +30,9 @@ def config_of(job: Job) -> Config:
     # Optional: few runs need it.
     rounds = importlib.import_module(f"{_DILOCO}.rounds")
     policy = rounds.MakeRounds(job.fragments)
-  if job.rules.inline_bytes is None:
-    return Config(job, None, policy)
+  nbytes = job.rules.inline_bytes
+  if nbytes is None:
+    return Config(job, policy=policy)
 
   # With the first gradients: members wait for the answer of one that starts, and
   # NumPy takes half of the time until then.
@@ -43,11 +44,20 @@ def config_of(job: Job) -> Config:
 
     leaves = [_Leaf(shape, np.dtype(name)) for shape, name in job.leaves]
     deterministic = job.data is not None and job.data.deterministic
-    return reducer.Reducer(
-      layout.layout(leaves, job.wire), job.data if deterministic else None
-    )
+    made = layout.layout(leaves, job.wire)
+    if not made.nbytes == nbytes > 0:
+      raise ValueError(
+        f"its arrays have {made.nbytes} bytes, and inline_bytes is {nbytes}"
+      )
+    return reducer.Reducer(made, job.data if deterministic else None)
 
   def average(parts: Sequence[Part], gradients: Sequence[bytes]) -> bytes:
     return averages().whole(parts, gradients)
 
-  return Config(job, average, policy)
+  def check() -> None:
+    try:
+      averages()
+    except (TypeError, KeyError, OverflowError) as error:
+      raise ValueError(f"its arrays are none: {error}") from None
+
+  return Config(job, average, policy, check)

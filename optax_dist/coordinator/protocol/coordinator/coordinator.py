@@ -89,6 +89,8 @@ class Coordinator:
       case ins.Received(peer, message):
         self._connected.add(peer)
         if isinstance(message, msg.Hello):
+          if not self._makes_a_run(peer, message):
+            return
           if message.epoch > self.history.epoch and not self._follow_up(
             peer, message
           ):
@@ -106,6 +108,19 @@ class Coordinator:
         self._out.send(peer, msg.Rejected(error))
     if self._run is not None:
       self._run.step(input_, now)
+
+  def _makes_a_run(self, peer: Process, hello: msg.Hello) -> bool:
+    """Refuses a job that makes no run; those of others go on."""
+    if hello.job == self.history.job:
+      return True
+    try:
+      self._configure(hello.job).check()
+    except ValueError as error:
+      text = f"The job of replica {hello.replica!r} makes no run: {error}."
+      self._out.add(fx.Log(text))
+      self._out.send(peer, msg.Refused(text))
+      return False
+    return True
 
   def _start(self, now: float) -> None:
     """Begins another epoch: whatever came before is in the log."""

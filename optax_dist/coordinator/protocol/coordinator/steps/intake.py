@@ -330,6 +330,10 @@ class Intake:
   ) -> GradientCheck:
     if message.local_step > self._ruling.step:
       return GradientCheck("a gradient for a future step", False)
+    if message.data and self._config.job.data is None:
+      return GradientCheck("a gradient on samples, and none are leased", False)
+    if self._config.wrong_inline:
+      return GradientCheck(self._config.wrong_inline, False)
     return self._policy.check_gradient(state.member.incarnation, message)
 
   def _is_fresh(self, local_step: int) -> bool:

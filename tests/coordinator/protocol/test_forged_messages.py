@@ -1,0 +1,234 @@
+"""Whatever a process says that speaks the protocol, it says for itself alone.
+
+Each field of each message that may come is changed to odd values, also inside of what
+it holds. What the codec does not refuse goes to a coordinator with two members.
+"""
+
+import copy
+import itertools
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from optax_dist import ledger
+from optax_dist.coordinator.protocol import codec, entries, messages
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
+from optax_dist.coordinator.protocol.history import History
+from optax_dist.coordinator.server import configure
+
+_LARGEST = (1 << 63) - 1
+# A gradient of 40 numbers, padded.
+_NBYTES = 192
+_NUMBERS = [0, 1, -1, 7, 1 << 31, -_LARGEST, _LARGEST]
+_FLOATS = [0.0, -1.0, sys.float_info.max, float("nan"), float("inf")]
+_TEXTS = ["", "\0", "{", "[" * 9999, "float32"]
+_BYTES = [b"", b"\0" * 7, b"\xff" * _NBYTES]
+_TUPLES = [(), ((0, _LARGEST),), ((5, 1),), ((0, 1), (0, 1)), (("x", 1.0),)]
+ODD = [*_NUMBERS, *_FLOATS, *_TEXTS, *_BYTES, *_TUPLES, None, True]
+
+_INLINE = {"leaves": (((40,), "float32"),)}
+_SLOTS = ledger.Batches(99, 4, micro_batch=1, deterministic=True)
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+  "exchanged": ({}, {}),
+  "inline": ({"inline_bytes": _NBYTES}, _INLINE),
+  "leased": (
+    {"inline_bytes": _NBYTES},
+    _INLINE | {"data": ledger.Batches(99, 4)},
+  ),
+  "slots": (
+    {"inline_bytes": _NBYTES, "replicas_to_aggregate": 4},
+    _INLINE | {"data": _SLOTS},
+  ),
+  "fragments": ({}, {"fragments": entries.Fragments(2, 4)}),
+}
+
+
+def odd(value):
+  """Other values in place of one, and of each one inside of it."""
+  if isinstance(value, msgspec.Struct):
+    for name in value.__struct_fields__:
+      for other in odd(getattr(value, name)):
+        yield codec.replace(value, **{name: other})
+  elif isinstance(value, ledger.Batches):
+    for name, other in itertools.product(value.__dataclass_fields__, ODD):
+      changed = copy.copy(value)
+      object.__setattr__(changed, name, other)
+      yield changed
+  elif isinstance(value, tuple):
+    for index, old in enumerate(value):
+      for other in odd(old):
+        yield (*value[:index], other, *value[index + 1 :])
+  yield from ODD
+
+
+def received(message):
+  """What the codec makes of it; None if it refuses it."""
+  try:
+    encoded = messages.MESSAGES.encode(message)
+    return messages.MESSAGES.decode(encoded)
+  except (codec.BadMessage, OverflowError):
+    return None
+
+
+class World:
+  """A coordinator, its members "a" and "b", and what they were told."""
+
+  def __init__(self, kind: str):
+    rules, others = KINDS[kind]
+    numbers = {"replicas_to_aggregate": 1, "lower_on_loss": True} | rules
+    self.job = entries.Job(
+      (("params", "w"),),
+      entries.Rules(total_num_replicas=2, **numbers),
+      **others,
+    )
+    self.core = Coordinator(configure.config_of, History(), "a nonce")
+    self.now, self.sequence = 0.0, 0
+    self.told: list[tuple[str, Any]] = []
+    self.gone: set[str] = set()
+    self.incarnations: dict[str, int] = {}
+    self.give(ins.Started())
+
+  def give(self, input_: ins.Input) -> None:
+    self.now += 0.001
+    for effect in self.core.step(input_, self.now):
+      match effect:
+        case fx.Append(record):
+          entries.RECORDS.decode(entries.RECORDS.encode(record))
+        case fx.Send(peers, message):
+          assert received(message) == message
+          self.told += [(peer, message) for peer in peers]
+          for peer in peers:
+            if isinstance(message, messages.Welcome):
+              self.incarnations[peer] = message.incarnation
+        case fx.Disconnect(peer, _):
+          self.gone.add(peer)
+
+  def say(self, peer: str, message: Any) -> None:
+    self.give(ins.Received(peer, message))
+
+  def pass_time(self, seconds: float) -> None:
+    until = self.now + seconds
+    while self.now < until:
+      self.now = min(until, max(self.now, self.core.deadline()))
+      self.give(ins.TimePassed())
+
+  def hello(self, replica: int, job: entries.Job | None = None) -> Any:
+    start = entries.Start(0, "the same", lineage=(("run", 1),))
+    return messages.Hello(
+      *(job or self.job, replica, "unix:x", start, -1, -1, 0, 0, 0),
+      follows=(("run", 1),),
+    )
+
+  def join(self, peer: str, hello: messages.Hello) -> None:
+    self.say(peer, hello)
+    if self.incarnations.get(peer, -1) >= 0:
+      self.say(peer, messages.Applied(0))
+
+  def gradient(self, peer: str) -> messages.SubmitGradient:
+    """The next good one, on the samples that a member has."""
+    self.sequence += 1
+    own = self.incarnations.get(peer, 0)
+    lease: ledger.Spans = ()
+    for to, message in self.told:
+      if to == peer and isinstance(message, messages.RequestGradients):
+        lease = message.lease
+    count = sum(stop - start for start, stop in lease)
+    count = count if self.job.data and self.job.data.deterministic else 1
+    payload = bytes(configure.config_of(self.job).inline_size(lease))
+    step = self.core.history.step
+    return messages.SubmitGradient(
+      *(self.sequence, own, step, max(1, count)),
+      *(True, payload),
+      data=lease,
+    )
+
+  def take_step(self, peer: str) -> None:
+    """A member does what it is told, until a step is taken."""
+    for _ in range(self.job.rules.replicas_to_aggregate):
+      self.say(peer, self.gradient(peer))
+      for to, message in list(self.told):
+        if isinstance(message, messages.Round):
+          self.say(to, messages.Done(message.round))
+
+
+def valid(world):
+  """What "b" may say, of each kind that there is."""
+  round_ = entries.RoundId(0, 0, 1)
+  gradient = world.gradient("b")
+  yield gradient
+  yield codec.replace(gradient, early=round_, data=((0, 4),))
+  yield messages.Done(round_)
+  yield messages.Failed(round_, 0, "why")
+  yield messages.Applied(0)
+  yield messages.NeedsSnapshot(0)
+  yield messages.Leave(True, "why", "stacks")
+  yield messages.Leave(False)
+  yield messages.Finish("why")
+  yield messages.Save()
+  yield messages.SetHyperparams((("rate", 0.1),), 1)
+  yield messages.Fingerprint(0, "digest")
+  yield world.hello(1)
+  yield messages.Meet("", 1, 0, 2, "host:1", "generation")
+  yield messages.Host("", 0, "", "host", (0, 1), (1,), "why", ("b",))
+
+
+def test_no_kind_of_message_is_forgotten():
+  kinds = {type(message) for message in valid(World("inline"))}
+  told = {messages.Meet, messages.Host}
+  assert kinds == {*messages.ToCoordinator.__args__, *told}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nonsense_of_a_member_costs_that_member_alone(kind):
+  before = World(kind)
+  for replica, peer in enumerate("ab"):
+    before.join(peer, before.hello(replica))
+  for good in valid(before):
+    for message in filter(None, map(received, odd(good))):
+      world = copy.deepcopy(before)
+      world.say("b", message)
+      world.pass_time(1.0)
+      world.give(ins.PeerLost("b", "broken", "it has ended"))
+      history = world.core.history
+      if history.ended is not None:
+        # Who may take part may end the run.
+        assert isinstance(
+          message, messages.Finish | messages.Fingerprint | messages.Host
+        ), message
+        continue
+      if kind != "fragments" and "a" not in world.gone:
+        world.take_step("a")
+        assert history.step, message
+      elif kind != "fragments":
+        # It brings another state, from which the run begins again.
+        assert isinstance(message, messages.Hello), message
+      world.pass_time(10.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_makes_no_run_is_refused_by_name(kind):
+  """Of the first process that calls, whose job would be that of all."""
+  before, refused = World(kind), 0
+  good = before.hello(1)
+  for job in odd(before.job):
+    message = received(codec.replace(good, job=job))
+    if message is None:
+      continue
+    world = copy.deepcopy(before)
+    world.join("b", message)
+    if isinstance(world.told[-1][1], messages.Refused):
+      assert "The job of replica 1 makes no run: " in world.told[-1][1].reason
+      refused += 1
+      world.join("a", world.hello(0))
+      assert world.incarnations["a"] == 0
+      continue
+    size = message.job.rules.inline_bytes or 0
+    gradient = world.gradient("b")
+    for payload in (gradient.payload, bytes(min(size, 1 << 12))):
+      world.say("b", codec.replace(gradient, payload=payload))
+    world.pass_time(10.0)
+  assert refused > 10
