@@ -158,6 +158,8 @@ def sync_replicas(
     num_updates: its argument ``num_updates``, for a decay that starts smaller.
     reject_nonfinite: whether gradients with an infinite or NaN element are
       dropped. If not, as in TensorFlow, one of them makes the mean non-finite.
+      Finite ones are added up before they are divided, as by ``jax.lax.pmean``: a
+      sum beyond the largest number of its dtype overflows.
     all_arrive: whether every replica's gradient counts on every iteration, whatever
       its values. Then no count is communicated and nothing is checked, and with
       ``replicas_to_aggregate`` up to the number of replicas no sum is kept:
