@@ -17,8 +17,6 @@ from optax_dist.coordinator.aggregation.layout import CHUNK
 _IN_PLACE = 64 << 10
 
 
-# Non-finite numbers may be compared and added here, without warnings.
-@np.errstate(all="ignore")
 def write(
   leaves: Sequence[Any],
   layout: layouts.Layout,
@@ -47,23 +45,32 @@ def write(
     >>> read(layout, out)
     [array([1., 1., 1.], dtype=float32)]
   """
-  finite = True
   # The bytes of arrays that stay, by where they begin.
   stay: dict[int, memoryview] = {}
   for leaf, array in zip(layout.leaves, leaves, strict=True):
-    codec, start = leaf.codec, leaf.begin
-    if in_place and _may_stay(array, leaf, codec):
-      flat = np.asarray(array).reshape(-1)
-      finite &= _is_within(flat, codec, leaf.most)
-      stay[start] = flat.view(np.uint8).data
-      continue
-    if leaf.size >= CHUNK and isinstance(codec, wires.Plain):
+    codec = leaf.codec
+    stays = in_place and _may_stay(array, leaf, codec)
+    if (
+      isinstance(array, jax.Array)
+      and leaf.size >= CHUNK
+      and isinstance(codec, wires.Plain)
+    ):
       # So that fewer bytes leave its device.
       array = array.astype(codec.stored, copy=False)
     flat = np.asarray(array).reshape(-1)
-    finite &= _encode(flat, leaf, out[start : leaf.end])
-  if not finite:
-    return None
+    rest = out[leaf.begin : leaf.end]
+    for start in range(0, flat.size, CHUNK):
+      numbers = flat[start : start + CHUNK]
+      if not _are_within(numbers, codec, leaf.most):
+        return None
+      if not stays:
+        nbytes = codec.nbytes(numbers.size)
+        codec.encode(numbers, rest[:nbytes])
+        rest = rest[nbytes:]
+    if stays:
+      stay[leaf.begin] = flat.view(np.uint8).data
+    else:
+      rest[:] = 0
   parts, end = [], 0
   for start in sorted(stay):
     parts += [out.data[end:start], stay[start]]
@@ -86,33 +93,12 @@ def _may_stay(array: Any, leaf: layouts.Leaf, codec: wires.Codec) -> bool:
   )
 
 
-def _encode(flat: np.ndarray, leaf: layouts.Leaf, out: np.ndarray) -> bool:
-  codec, finite = leaf.codec, True
-  for start in range(0, flat.size, CHUNK):
-    numbers = flat[start : start + CHUNK]
-    nbytes = codec.nbytes(numbers.size)
-    raw, out = out[:nbytes], out[nbytes:]
-    codec.encode(numbers, raw)
-    # Large numbers may be rounded to infinity.
-    finite &= _are_within(codec.decode(raw), leaf.most)
-  out[:] = 0
-  return finite
-
-
-def _is_within(flat: np.ndarray, codec: wires.Codec, most: float) -> bool:
-  raw = flat.view(np.uint8)
-  size = codec.nbytes(CHUNK)
-  for start in range(0, raw.size, size):
-    if not _are_within(codec.decode(raw[start : start + size]), most):
-      return False
-  return True
-
-
-def _are_within(numbers: np.ndarray, most: float) -> bool:
+def _are_within(numbers: np.ndarray, codec: wires.Codec, most: float) -> bool:
   """Whether all are from -most to most; NaN is not."""
   if math.isinf(most):
     return True
-  reals = numbers.view(numbers.real.dtype)
+  wide = numbers.astype(codec.work, copy=False)
+  reals = wide.view(wide.real.dtype)
   return bool(
     -most <= np.minimum.reduce(reals) and np.maximum.reduce(reals) <= most
   )

@@ -123,7 +123,8 @@ def largest(
     in_tree: whether sums of some of them are encoded, and so rounded, too.
 
   Returns:
-    The number; infinity for integers, and if it does not matter.
+    The number, before it is encoded; infinity for integers, and if it does not
+    matter.
 
   Example:
     >>> float32 = np.dtype("float32")
@@ -138,7 +139,14 @@ def largest(
   info = ml_dtypes.finfo(summed)
   # Each sum is rounded, and so is what is sent of it, perhaps upwards.
   additions = (terms - 1).bit_length() if in_tree else terms - 1
-  return float(info.max) / terms / (1 + 2 * float(info.eps)) ** additions
+  most = float(info.max) / terms / (1 + 2 * float(info.eps)) ** additions
+  # So is the number itself, perhaps.
+  if isinstance(codec, Int8):
+    most /= 1 + 2 * float(info.eps)
+  elif codec.stored != dtype:
+    stored = ml_dtypes.finfo(codec.stored)
+    most = min(most / (1 + float(stored.eps) / 2), float(stored.max))
+  return most
 
 
 def codec(wire: str, dtype: np.dtype) -> Codec:
