@@ -153,6 +153,9 @@ class Aggregations:
   """One replica's side of all aggregations, over a `Transport`.
 
   The thread that owns the transport calls everything.
+
+  Attributes:
+    rounds: those that have not been dropped.
   """
 
   def __init__(
@@ -177,7 +180,7 @@ class Aggregations:
     self._limits = limits
     self._answer = answer
     self._reach = reach
-    self._rounds: dict[entries.RoundId, _Round] = {}
+    self.rounds: dict[entries.RoundId, _Round] = {}
     # By peer, transfer id, and whether it is sent.
     self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
 
@@ -212,20 +215,20 @@ class Aggregations:
 
   def mean(self, round_: entries.RoundId) -> np.ndarray:
     """The bytes of a received mean."""
-    memory = self._rounds[round_].mean
+    memory = self.rounds[round_].mean
     assert memory is not None
     return np.frombuffer(memory, np.uint8)
 
   def applied(self, step: int) -> None:
     """The state is that of a step: no mean before it is read here any more."""
-    for round_ in self._rounds.values():
+    for round_ in self.rounds.values():
       # The memory of what is still sent stays until then.
       if round_.id.step < step and not round_.missing:
         round_.mean = None
 
   def drop(self, round_: entries.RoundId) -> None:
     """Executes `Release`: ends a round, whose mean may still be read."""
-    dropped = self._rounds.pop(round_, None)
+    dropped = self.rounds.pop(round_, None)
     if dropped is None:
       return
     dropped.answered = True
@@ -265,7 +268,7 @@ class Aggregations:
   def check(self) -> None:
     """Gives up transfers without progress; to be called often."""
     now = self._transport.now()
-    for round_ in self._rounds.values():
+    for round_ in self.rounds.values():
       if round_.timed is None or round_.answered:
         continue
       mine = [
@@ -318,7 +321,7 @@ class Aggregations:
     )
     if not effect.round.early:
       made.timed = self._transport.now()
-    self._rounds[effect.round] = made
+    self.rounds[effect.round] = made
     return made
 
   def _pieces(self, members: int) -> list[_Piece]:

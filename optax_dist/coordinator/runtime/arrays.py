@@ -147,7 +147,8 @@ class Arrays:
   def publish(self, effect: fx.Publish) -> None:
     """Executes `Publish`."""
     self.states.publish(effect.step)
-    self._aggregations.applied(effect.step)
+    if self._aggregations.rounds:
+      self._aggregations.applied(effect.step)
 
   def restore(self, effect: fx.Restore) -> None:
     """Executes `Restore`."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import os
 import queue
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -122,9 +123,18 @@ class Driver:
     self._inputs.append(inputs.Started())
     self.loop.start()
 
+  def check_process(self) -> None:
+    """Raises an error in a forked child."""
+    if os.getpid() != self.loop.process:
+      raise errors.CoordinatorError(
+        f"Replica {self._replica!r} lives in process {self.loop.process}; a forked"
+        " child can't use it. Join from the child, or use the replica in the"
+        " process that has joined."
+      )
+
   def enqueue(self, input_: Any) -> None:
     """Queues an input for the core; callable from any thread."""
-    self.loop.check_process()
+    self.check_process()
     self._inputs.append(input_)
     self.loop.wake()
 

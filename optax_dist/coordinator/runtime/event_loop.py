@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable
 
-from optax_dist.coordinator import errors
 from optax_dist.coordinator.runtime import background, threads
 from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.transport import interface as transports
@@ -26,6 +25,7 @@ class EventLoop:
     closing: why it ends; "" while it goes on.
     due: when to call `run_pending` at the latest; by the transport's clock.
     posted: what it has yet to run.
+    process: the process that it lives in.
     wake: makes it call `run_pending` soon; callable from any thread.
   """
 
@@ -56,7 +56,7 @@ class EventLoop:
     self._thread = threading.Thread(target=target, name=name, daemon=True)
     self.posted: collections.deque[Callable[[], None]] = collections.deque()
     self._closed = False
-    self._process = os.getpid()
+    self.process = os.getpid()
 
   def start(self) -> None:
     """Starts the thread."""
@@ -75,16 +75,7 @@ class EventLoop:
   @property
   def is_forked(self) -> bool:
     """Whether this is a forked child, which has no event loop."""
-    return os.getpid() != self._process
-
-  def check_process(self) -> None:
-    """Raises an error in a forked child."""
-    if os.getpid() != self._process:
-      raise errors.CoordinatorError(
-        f"Replica {self._replica!r} lives in process {self._process}; a forked"
-        " child can't use it. Join from the child, or use the replica in the"
-        " process that has joined."
-      )
+    return os.getpid() != self.process
 
   def close(self, reason: str) -> None:
     """Stops the threads and waits for them; unsent messages are lost."""

@@ -127,7 +127,7 @@ class TrainingCalls:
     self._enter()
     try:
       phases.reach("computing", participant.replica)
-      participant.driver.loop.check_process()
+      participant.driver.check_process()
       participant.stopwatch.computed()
       participant.inbox.sync()
       outcome = self._ended(1)
@@ -171,7 +171,7 @@ class TrainingCalls:
   def _next_lease(self) -> ledger.Spans | None:
     """The samples of the next gradient, as soon as some are leased."""
     participant = self._participant
-    participant.driver.loop.check_process()
+    participant.driver.check_process()
     submission = participant.submission
     while True:
       if self._ended(0) is not None and self.finished():

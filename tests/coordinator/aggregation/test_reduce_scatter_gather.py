@@ -320,7 +320,7 @@ def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
   group.begin(0)
   group.pump()
   side, now = group.sides[0], group.sides[0].transport.now()
-  pieces = range(len(side.all._rounds[attempt_id()].own))
+  pieces = range(len(side.all.rounds[attempt_id()].own))
   numbers = [
     aggregation.transfer_id("part", attempt_id(), 1, p) for p in pieces
   ]

@@ -206,7 +206,7 @@ class Applier:
     if step > self.step:
       self._require_snapshot(f"it is at step {self.step} of {step}")
       return False
-    hyperparams = commit.hyperparams
+    hyperparams = commit.hyperparams if commit.changes else ()
     if commit.mean is not None:
       self._out.append(fx.Apply(commit.mean, hyperparams))
       return True
