@@ -112,8 +112,9 @@ class Line:
       self._is_gone = True
       how = "is gone" if self._was_there else "is not there yet"
       self._say(
-        f"{where} {how}: {trouble}. The replicas of this host go on, and say how"
-        " long they wait for it; nothing is lost if it comes back before"
+        f"{where} {how}: {trouble}. The replicas of this host go on, and wait for it,"
+        " each a little longer than the `timeout` of its join (300 s unless it was"
+        " given); nothing is lost if it comes back before"
       )
     elif not trouble:
       if self._is_gone:

@@ -40,7 +40,7 @@ def test_the_host_of_the_coordinator_vanishes_and_comes_back(tmp_path):
       f"[launch] {where} gone: not a byte came for ",
       f"[replica 1] {where} gone (not a byte came for ",
       "replica 1 goes on, and waits for it for at most 145 s",
-      "go on, and say how long they wait for it",
+      "each a little longer than the `timeout` of its join",
     )
     waiting.until(
       lambda: all(x in log.read_text() for x in gone), log.read_text

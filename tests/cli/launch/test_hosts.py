@@ -177,7 +177,7 @@ def test_a_launcher_says_that_the_coordinator_is_gone_and_back(job, tmp_path):
   made.wait()
   gone = f"[launch] the coordinator at {job.address} is gone: "
   waiting.until(lambda: gone in text() and gone in other[1](), text, 10.0)
-  assert "go on, and say how long they wait for it" in text()
+  assert "each a little longer than the `timeout` of its join" in text()
   says = "replica 1 goes on, and waits for it for at most"
   waiting.until(lambda: says in other[1](), other[1], 10.0)
   job.start(*own)
