@@ -12,7 +12,6 @@ the order in which the training loop may rely on them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import threading
@@ -153,9 +152,12 @@ class TrainingInbox:
 
   def wake(self) -> None:
     """Wakes up a waiting thread; of several, the others look by themselves soon."""
-    # Nobody may have waited since the last time, or another thread is faster.
-    with contextlib.suppress(RuntimeError):
+    # Nobody may have waited since the last time, or another thread is faster. Not
+    # `suppress`: this is done in every step.
+    try:  # noqa: SIM105
       self._changed.release()
+    except RuntimeError:
+      pass
 
   # Called by the training loop, and when a signal has come.
 
