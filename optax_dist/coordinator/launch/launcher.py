@@ -133,10 +133,11 @@ class Launcher:
     # one that has joined and ended.
     self._members: dict[int, str] = {}
     self._ended: dict[int, str] = {}
-    # Processes that have imported and compiled, and wait for a number, and how many
-    # there should be.
+    # Processes that have imported and compiled, and wait for a number; how many there
+    # should be; and the one that does not wait yet.
     self._standbys: list[Child] = []
     self._standbys_wanted = standbys
+    self._starting: Child | None = None
     self._stop_at: float | None = None
     self._code: int | None = None
 
@@ -335,11 +336,16 @@ class Launcher:
       raise LaunchError(f"The run has ended with an error: {reason}")
 
   def _poll_standbys(self) -> None:
-    """Passes on what they print, and gives up those that have ended."""
+    """Passes on what they print, gives up those that have ended, and starts others.
+
+    One after another: while they import and compile, replicas train beside them.
+    """
     for process in list(self._standbys):
       ended = process.has_ended()
       process.read_prints()
-      process.read()
+      is_ready = any(e.get("event") == "standby" for e in process.read())
+      if process is self._starting and (ended or is_ready):
+        self._starting = None
       if ended:
         process.kill()
         self._standbys.remove(process)
@@ -347,6 +353,14 @@ class Launcher:
         self._standbys_wanted -= 1
         how = child.ending(process.popen)
         self._say(f"a standby {how}, and is not replaced")
+    if self._starting not in self._standbys:
+      self._starting = None  # It has become a replica.
+    calm = self._supervisor.all_joined and not self._supervisor.over
+    if self._starting or not calm or self._stop_at is not None:
+      return
+    if self._running and len(self._standbys) < self._standbys_wanted:
+      self._starting = self._spawn(ProcessEnvironment(standby=1))
+      self._standbys.append(self._starting)
 
   def _poll_replica(self, replica: int, processes: list[Child]) -> None:
     ended = [p.has_ended() for p in processes]
@@ -386,10 +400,6 @@ class Launcher:
         self._members[replica] = str(event.get("process", ""))
         self._record(replica, process, None)
         self._execute(self._supervisor.joined(replica, now))
-        if self._supervisor.all_joined and self._stop_at is None:
-          while len(self._standbys) < self._standbys_wanted:
-            which = ProcessEnvironment(standby=1)
-            self._standbys.append(self._spawn(which))
       case "left":
         self._supervisor.left(replica)
       case "failed":

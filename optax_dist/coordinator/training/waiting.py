@@ -12,8 +12,9 @@ from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol.policies.policy import SHARE, Share
 from optax_dist.coordinator.training.participant import Participant
 
-# How long another local step may take, for one that took 1.
-_MARGIN = 1.25
+# How long another local step may take, for one that took 1; and seconds for which a
+# step is waited for that takes longer than expected.
+_MARGIN, _LATE = 1.25, 0.5
 
 
 class SynchronousLoop:
@@ -50,7 +51,8 @@ class SynchronousLoop:
       return
     is_late = participant.submission.is_late
     # The others may be gone by then.
-    if seen.wait(is_late, _MARGIN * max(0.0, left)) and is_late():
+    left = max(0.0, left)
+    if seen.wait(is_late, max(_MARGIN * left, left + _LATE)) and is_late():
       self.abandon()
 
   def _compute(self) -> None:

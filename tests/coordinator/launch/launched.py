@@ -32,6 +32,9 @@ def main() -> int:
     wait_for(pathlib.Path(sys.argv[2]), str(replica), "said")
     channel.say("left")
     return 0
+  if what == "stand-by-in-turn":
+    in_turn(pathlib.Path(sys.argv[2]), place)
+    return 0
   if what == "both-die":
     die_with_the_coordinator()
     return 0
@@ -49,6 +52,25 @@ def wait_for(folder: pathlib.Path, mine: str, *names: str) -> None:
   (folder / mine).touch()
   while not all((folder / name).exists() for name in names):
     time.sleep(0.01)
+
+
+def in_turn(
+  folder: pathlib.Path, place: environment.ProcessEnvironment
+) -> None:
+  """Replicas end once three processes stand by, of which one starts at a time."""
+  channel = channels.current()
+  if place.standby:
+    starting = folder / "starting"
+    starting.touch(exist_ok=False)
+    time.sleep(0.3)
+    starting.unlink()
+    (folder / f"{os.getpid()} stands by").touch()
+    channels.stand_by(channel)
+  channel.say("joined")
+  until = time.monotonic() + 60.0
+  while len([*folder.glob("* stands by")]) < 3 and time.monotonic() < until:
+    time.sleep(0.01)
+  channel.say("left")
 
 
 def die_with_the_coordinator() -> None:

@@ -85,6 +85,13 @@ def test_a_standby_that_ends_is_named_and_not_replaced(tmp_path):
   assert said == ["a standby ended with exit code 3, and is not replaced"]
 
 
+def test_processes_that_stand_by_start_one_after_another(tmp_path):
+  lines = []
+  what = f"stand-by-in-turn {tmp_path}"
+  assert _launcher(tmp_path, what, lines.append, standbys=3).run() == 0
+  assert not any("is not replaced" in line for line in lines), lines
+
+
 def test_a_run_whose_parameters_are_lost_begins_again(tmp_path):
   """Nobody else had joined when the only replica was killed."""
   lines = []
