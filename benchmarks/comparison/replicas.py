@@ -108,7 +108,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
       for key in (
         *("steps", "seconds", "steps_per_second", "seconds_per_step"),
         *("cpu_seconds_per_step", "page_faults_per_step"),
-        *("memory_joining", "memory", "peak_memory"),
+        *(("memory_joining", "memory", "peak_memory") if args.memory else ()),
       )
     }
 
@@ -180,7 +180,7 @@ def _replica(args: argparse.Namespace) -> None:
   if args.in_thread:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
   index = int(args.role)
-  memory = processes.Memory()
+  memory = processes.Memory() if args.memory else None
   params = [
     jnp.ones(args.params // args.leaves, jnp.float32)
     for _ in range(args.leaves)
@@ -206,7 +206,7 @@ def _replica(args: argparse.Namespace) -> None:
     data=coordinator.Batches(1 << 20, 64, epochs=None) if args.data else None,
   ) as replica:
     del params
-    joining = memory.most()
+    joining = memory.most() if memory else 0
     processes.say(ready=True)
     go.wait()
     if args.kill:
@@ -268,7 +268,7 @@ def _measure(
   used = processes.used()
   begin = end = time.monotonic()
   after, last = before, start
-  most = [memory.most()]
+  most = [memory.most()] if memory else [0]
   while not replica.finished:
     if first and (
       last >= WARM_UP + args.steps
@@ -278,7 +278,8 @@ def _measure(
       break
     if step():
       after, last, end = replica.stats(), replica.global_step, time.monotonic()
-      most.append(memory.most())
+      if memory:
+        most.append(memory.most())
   used = {k: v - used[k] for k, v in processes.used().items()}
   if first:
     replica.finish()
@@ -324,6 +325,11 @@ def _parser() -> argparse.ArgumentParser:
   add("--timeout", type=float, default=120.0)
   add("--between", choices=between_hosts.KINDS, default="nothing")
   add("--delay", type=float, default=0.0, help="one way, through a switch")
+  add(
+    "--memory",
+    action="store_true",
+    help="also say how much memory it takes; to look makes steps slower",
+  )
   add(
     "--late", type=int, help="joins last; the coordinator is started by itself"
   )

@@ -15,7 +15,15 @@ PROGRAM = (
 @pytest.mark.namespaces
 def test_a_step_takes_three_times_the_memory_of_the_parameters():
   """Parameters, gradient and mean; then the new ones, once the gradient is free."""
-  command = ["--params", "32000000", "--seconds", "1", "--between", "bridge"]
+  command = [
+    "--params",
+    "32000000",
+    "--seconds",
+    "1",
+    "--between",
+    "bridge",
+    "--memory",
+  ]
   # Where threads wait for a core, what one has freed overlaps with what is next.
   first = ["chrt", "-r", "1", sys.executable, PROGRAM]
   done = subprocess.run(
