@@ -4,6 +4,7 @@ import stat
 import threading
 import types
 from concurrent import futures
+from unittest import mock
 
 import embedded_runs as runs
 import full_disk
@@ -160,16 +161,19 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path):
   assert result.error is None
 
 
-@pytest.mark.parametrize("size", [0, 100])
-def test_a_full_disk_is_an_error_that_names_the_checkpoint(tmp_path, size):
+@pytest.mark.parametrize("at", ["first", "orbax"])
+def test_a_full_disk_is_an_error_that_names_the_checkpoint(tmp_path, at):
   """Whether the first file does not fit, or one of orbax."""
+  full = full_disk.files_end_at(0)
+  if at == "orbax":
+    # Its error; it also leaves threads behind then.
+    error = ValueError("RESOURCE_EXHAUSTED: No space left on device")
+    whose = orbax.checkpoint.StandardCheckpointer
+    full = mock.patch.object(whose, "save", side_effect=error)
 
   def train(replica, result):
     replica.step(*runs.compute(replica, 0)[:1])
-    with (
-      full_disk.files_end_at(size),
-      pytest.raises(OSError, match="step-00000001"),
-    ):
+    with full, pytest.raises(OSError, match="step-00000001"):
       checkpoint.save(tmp_path / "step-00000001", replica)
     assert checkpoint.latest(tmp_path) is None
     checkpoint.save(tmp_path / "step-00000001", replica)

@@ -429,7 +429,7 @@ def test_sync_replicas_takes_the_mean_of_those_that_arrived(after):
 def test_each_gradient_counts_without_sync_replicas():
   """`docs/porting_a_parameter_server_job.md` has the two arguments."""
   page = porting_page.PATH.with_name("porting_a_parameter_server_job.md")
-  arguments = "replicas_to_aggregate=1, max_staleness=1000"
+  arguments = "replicas_to_aggregate=1, max_staleness=None"
   assert page.read_text("utf-8").count(f", {arguments}\n") == 1
 
   def work(replica):

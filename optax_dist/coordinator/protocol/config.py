@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Sequence
-
-import msgspec
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import deadlines
@@ -61,9 +60,12 @@ class Config:
       if seconds is not None and not 0 < seconds <= deadlines.LONGEST:
         raise ValueError(f"{name} is {seconds} s")
     try:
-      msgspec.json.decode(self.job.about, type=dict)
-    except (msgspec.MsgspecError, RecursionError) as error:
+      # As the journal's writer reads it.
+      about = json.loads(self.job.about)
+    except (ValueError, RecursionError) as error:
       raise ValueError(f"about is no JSON object ({error})") from None
+    if not isinstance(about, dict):
+      raise ValueError(f"about is no JSON object, but {about!r:.100}")
     self.quorum_state(0)
     self.make_policy(NOTHING_DONE)
 
