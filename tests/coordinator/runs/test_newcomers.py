@@ -7,20 +7,30 @@ import embedded_runs as runs
 import jax
 import numpy as np
 import pytest
+import waiting
 
 from optax_dist import ledger
 from optax_dist.coordinator import strategies
+from optax_dist.coordinator.training import waiting as waiting_loop
 
 
-def test_one_that_has_compiled_begins_with_the_next_step():
+@pytest.mark.parametrize("takes", ["as long as before", "longer"])
+def test_one_that_has_compiled_begins_with_the_next_step(monkeypatch, takes):
   """Its gradient of the step amid which it joins would be for nothing."""
+  # However busy the machine is.
+  monkeypatch.setattr(waiting_loop, "_LATE", 60.0, raising=False)
   options = {"k": 3, "n": 3, "quorum": {"lower_on_loss": True}}
   world, results = runs.endpoint.World(), [runs.Result() for _ in range(4)]
-  over = threading.Event()
+  over, amid = threading.Event(), threading.Event()
 
   def survive(replica, result):
+    holds = takes == "longer"
     while not over.is_set():
       time.sleep(0.5)
+      if holds and amid.is_set():
+        holds = False
+        waiting.until(lambda: again._participant.inbox.incarnation >= 0)
+        time.sleep(0.5)
       result.outcomes.append(replica.step(runs.compute(replica, 0)[0]))
 
   def die(replica, result):
@@ -40,6 +50,7 @@ def test_one_that_has_compiled_begins_with_the_next_step():
     time.sleep(0.01)
   again = runs.make(world, 2, name="again", **options)
   start, again.start = again.start, lambda: start(warm=True)
+  amid.set()
   runs.finish([*threads, runs.start(again, come_back, results[3])])
   assert [r.error for r in results[:2] + results[3:]] == [None] * 3
   # What it has computed is in a step at once.

@@ -89,7 +89,7 @@ class Applier:
   @property
   def current(self) -> bool:
     """Whether the state is the run's, with everything applied that is known."""
-    return self.belongs_to_run and not self.needs and not self._todo
+    return self.is_usable and not self._todo
 
   @property
   def is_usable(self) -> bool:

@@ -85,6 +85,11 @@ class Client:
     """Whether the coordinator says that a step takes long."""
     return bool(self._connection.missing)
 
+  @property
+  def _connected(self) -> bool:
+    """Whether it talks to the coordinator."""
+    return self._connection.status == "welcomed"
+
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects, in order."""
     if not self.over:
@@ -275,8 +280,7 @@ class Client:
 
   def _send(self, message: msg.Message) -> bool:
     """Sends to the coordinator, if it is connected; returns whether it is."""
-    connected = self._connection.status == "welcomed"
-    if connected:
+    if connected := self._connected:
       self._out.append(fx.Send((self._me.coordinator,), message))
     return connected
 
@@ -415,7 +419,7 @@ class Client:
 
   def _arrive(self, submitted: msg.SubmitGradient) -> None:
     """Sends a submission, and begins an early round with it."""
-    if self._connection.status != "welcomed":
+    if not self._connected:
       return  # It will be sent once the coordinator is.
     step, early = self.applier.step, None
     if (
@@ -436,10 +440,7 @@ class Client:
       self._out += self.submissions.lost("finished", counted=True)
       self._out.append(fx.Finished(ended.reason))
       self._stop()
-    elif not (
-      applier.is_stuck_without_snapshot
-      and self._connection.status == "welcomed"
-    ):
+    elif not (applier.is_stuck_without_snapshot and self._connected):
       self._end_by = math.inf
     elif math.isinf(self._end_by):
       self._end_by = now + self._config.deadlines.transfer

@@ -57,7 +57,7 @@ class Submissions:
   def committed(self, commit: Committed, incarnation: Incarnation) -> None:
     """Handles a commit, in which there may be submissions of this membership."""
     step = commit.round.step + 1
-    members = (*{part.replica: None for part in commit.parts},)
+    members = tuple(dict.fromkeys([part.replica for part in commit.parts]))
     for part in commit.parts:
       # It may have been given up; see `lost`.
       if part.incarnation == incarnation and self._forget(part.sequence):
