@@ -20,6 +20,7 @@ from typing import Any, Literal
 import workers
 
 from optax_dist.coordinator import journal
+from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.server import process as server
 from tests.runs import replica as program
 
@@ -133,11 +134,14 @@ class Coordinator:
     self._replaced = replaced
 
   def cut_power(self, lost: int) -> None:
-    """Kills it as the end of its host does: its logs lack so many bytes."""
+    """Kills it as the end of its host does: its logs lack so many bytes.
+
+    What was synced stays.
+    """
     self.kill()
     for log in self._log.parent.glob(f"{self._log.name}*"):
       if log.suffix != ".lock":
-        os.truncate(log, max(0, log.stat().st_size - lost))
+        os.truncate(log, max(_synced(log), log.stat().st_size - lost))
 
   def end(self) -> None:
     """Kills it for good: `address` is that of another one then."""
@@ -184,6 +188,21 @@ class Coordinator:
     # In a thread of its own, as that moves to the host.
     with futures.ThreadPoolExecutor(1) as pool:
       self._process = pool.submit(start).result()
+
+
+def _synced(log: pathlib.Path) -> int:
+  """So many bytes of a log are on the disk: all up to the last but steps."""
+  data = log.read_bytes()
+  end = result = data.find(b"\n") + 1
+  # Length and two checksums of four bytes each precede a record.
+  while (begin := end + 12) <= len(data):
+    end = begin + int.from_bytes(data[end : end + 4], "little")
+    if end > len(data):
+      break
+    record = entries.RECORDS.decode(data[begin:end])
+    if not all(isinstance(e, entries.Committed) for e in record.entries):
+      result = end
+  return result
 
 
 class Processes:
