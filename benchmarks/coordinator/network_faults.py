@@ -77,7 +77,12 @@ def main() -> int:
     with (
       tempfile.TemporaryDirectory() as folder,
       between_hosts.Run(
-        pathlib.Path(folder), count, width=args.width, delay=args.delay
+        pathlib.Path(folder),
+        count,
+        width=args.width,
+        delay=args.delay,
+        # Who waits for the coordinator waits for the whole cut.
+        timeout=2 * max([between_hosts.TIMEOUT / 2, *args.seconds]),
       ) as run,
     ):
       print(

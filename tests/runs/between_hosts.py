@@ -72,6 +72,7 @@ class Run:
     pauses: seconds before each gradient of a replica, by its index.
     pause: that of the others.
     width: parameters; by default too many to be sent inline.
+    timeout: the run's, longer than any cut.
     **options: for `coordinator.join`, in place of these.
   """
 
@@ -86,8 +87,10 @@ class Run:
     pause=0.03,
     pauses=None,
     width=20_000,
+    timeout=TIMEOUT,
     **options,
   ):
+    self._timeout = timeout
     self.count, self._delay, self._method = count, delay, method
     self._pauses = [(pauses or {}).get(i, pause) for i in range(count)]
     self._folder, self._version = folder / "run", version
@@ -96,7 +99,7 @@ class Run:
       {
         "total_num_replicas": count,
         "lower_on_loss": True,
-        "timeout": TIMEOUT,
+        "timeout": timeout,
         "transfer_timeout": TRANSFER_TIMEOUT,
         "silence_timeout": SILENCE_TIMEOUT,
         **options,
@@ -226,7 +229,7 @@ class Run:
     self.run.finish()
     contents = self.run.records()
     steps, problems = checks.check(
-      contents.records, self.run.reports(), TIMEOUT
+      contents.records, self.run.reports(), self._timeout
     )
     problems += ["the journal has a bad line"] * len(contents.problems)
     self.run.end()
