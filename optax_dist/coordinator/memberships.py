@@ -179,7 +179,7 @@ def _followed(
       closed.update(membership.follows)
       if membership.part is not None:
         seen = membership.part.inbox
-        closed.add((seen.joined.run_id, seen.incarnation))
+        closed.add((seen.joined.run_id, seen.joined.incarnation))
   return tuple(sorted(closed))
 
 

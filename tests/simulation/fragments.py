@@ -50,14 +50,14 @@ class LearnerWorld(World):
     self.steps[name] += 1
     if submission.pending >= 0 and seen.answer(submission.pending) is not None:
       submission.on_answer()
-    if seen.incarnation != submission.incarnation:
+    if seen.joined.incarnation != submission.incarnation:
       submission.finish("lost")
     if submission.pending < 0:
-      submission.resume(seen.incarnation, seen.published)
+      submission.resume(seen.joined.incarnation, seen.published)
     called = process.called == process.step
     turn = called or self.steps[name] >= self.given[name] + _TURN
     gives = turn or self.random.random() < _EARLY
-    if gives and submission.pending < 0 and not seen.suspended:
+    if gives and submission.pending < 0 and not seen.joined.suspended:
       self.give_fragment(process, turn)
 
   def give_fragment(self, process: Process, begins: bool) -> None:

@@ -161,6 +161,7 @@ class GroupWorld(World):
     seen = object.__new__(type(process))
     seen.__dict__.update(process.__dict__)
     seen.answers = dict(process.answers)
+    seen.joined = dataclasses.replace(process.joined)
     what = self.looks[process.names[0], effect.call]
     process.commands.append((what, seen))
     self.follow(process)
@@ -298,7 +299,7 @@ class GroupChecker(Checker):
     # own replica a training loop waits as long as it waits for anything.
     over = process.rank or process.node.core.over
     over = over or "own replica" in process.node.missing(self.world.now)
-    waits = process.suspended or process.pending is not None
+    waits = process.joined.suspended or process.pending is not None
     if waits and process.alive and not over and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 

@@ -1216,7 +1216,7 @@ class Checker:
 
   def no_deadline(self, process: Any) -> None:
     """A process that has nothing to do later must not be waiting."""
-    waits = process.suspended or process.pending is not None
+    waits = process.joined.suspended or process.pending is not None
     waits = waits or process.waits_for_newer()
     waits = waits and not process.handed_over
     if waits and process.alive and not process.node.over:

@@ -41,6 +41,7 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.policies import audit
+from optax_dist.coordinator.runtime.inbox import Joined
 from optax_dist.coordinator.training.submission import Submission
 from optax_dist.ledger import tree
 from tests.simulation import sums
@@ -292,7 +293,7 @@ class Process(Node):
     self.ahead: tuple[int, int] | None = None
     self.before: int = start
     # What the training loop is notified of, and how far it is.
-    self.suspended, self.requested = True, 1
+    self.joined, self.requested = Joined(suspended=True), 1
     self.called = -1
     self.answers: dict[int, fx.Taken | fx.Resolved] = {}
     self.busy, self.over = False, ""
@@ -308,7 +309,6 @@ class Process(Node):
     self.leaves_at = -1
     # When it last said that it needs a snapshot; infinity once it has one.
     self.needs_since = math.inf
-    self.incarnation = -1
     self.lease: tuple[int, ledger.Spans] = (-1, ())
     self.gradients: dict[int, int] = {}
     # What the coordinator must know of each slot, by its first position.
@@ -1414,17 +1414,17 @@ class World:
   # Training loops.
 
   def on_admitted(self, process: Process, effect: fx.Admitted) -> None:
-    process.suspended = False
+    process.joined.suspended = False
     # It may have become the coordinator, and what it has is the run's state now.
     process.needs_since = math.inf
-    process.incarnation = effect.incarnation
+    process.joined.incarnation = effect.incarnation
     if self.checker is not None:
       self.checker.admitted(process, effect)
       process.settled_at = self.now
     self.at(self.now, self.next_gradient, process)
 
   def on_suspended(self, process: Process, effect: fx.Suspended) -> None:
-    process.suspended = True
+    process.joined.suspended = True
     process.settled_at = math.inf
 
   def on_leased(self, process: Process, effect: fx.Leased) -> None:
@@ -1485,7 +1485,7 @@ class World:
       not process.alive
       or process.over
       or process.busy
-      or process.incarnation < 0
+      or process.joined.incarnation < 0
       or process.wants_finish
       or process.leaves_since <= self.now
       or submission.waits()
@@ -1506,7 +1506,7 @@ class World:
     if process.wants_leave or (done and self.setting.leaves):
       process.leaves_since, process.leaves_at = self.now, process.step
       self.input(process, msg.Leave(lost=False))
-      process.suspended = True
+      process.joined.suspended = True
     elif done:
       process.wants_finish = True
       self.input(process, msg.Finish("enough"))
@@ -1532,7 +1532,7 @@ class World:
     elif submission.pending >= 0:
       submission.on_answer()
     else:
-      submission.resume(seen.incarnation, seen.published)
+      submission.resume(seen.joined.incarnation, seen.published)
       process.local_steps = 0
 
   def begin_gradient(self, process: Process, seen: Process) -> None:

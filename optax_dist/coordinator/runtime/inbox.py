@@ -47,6 +47,8 @@ class Joined:
   Attributes:
     run_id: identifies the run; "" until it is known.
     lineage: the runs that it continues.
+    incarnation: of the membership; -1 before the first.
+    suspended: whether the replica is currently not a member.
     rejoins: number of times the replica was admitted again.
     round_ends: when a step is expected to end in which the replica has joined, by
       `time.monotonic`; infinity if that waits for it, or the replica is past it.
@@ -54,6 +56,8 @@ class Joined:
 
   run_id: str = ""
   lineage: Lineage = ()
+  incarnation: int = -1
+  suspended: bool = False
   rejoins: int = 0
   round_ends: float = math.inf
 
@@ -65,14 +69,12 @@ class TrainingInbox:
     published: the state that all replicas share.
     to_save: the last state that all replicas save; None if there is none yet.
     joined: the run that it has joined.
-    suspended: whether the replica is currently not a member.
     requested: how many gradients to sum into a submission.
     called: the last step that others have contributed to; -1: none yet.
     left: whether the replica has left on its own request.
     finished: why the run has finished; None if it has not.
     failure: the error that ends the run for this replica.
     lease: the membership that samples are leased to, and the samples.
-    incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
     keeps_before: whether the state before a commit will be read.
     on_finished: called when the run has finished, before the training loop
@@ -84,14 +86,12 @@ class TrainingInbox:
     self.published = published
     self.to_save: State | None = None
     self.joined = Joined()
-    self.suspended = False
     self.requested = 1
     self.called = -1
     self.left = False
     self.finished: str | None = None
     self.failure: BaseException | None = None
     self.lease: tuple[int, Spans] = (-1, ())
-    self.incarnation = -1
     self.progress: dict[int, Progress] = {}
     self.keeps_before = False
     self.on_finished: Callable[[], None] = lambda: None
@@ -127,13 +127,13 @@ class TrainingInbox:
       case fx.Admitted(incarnation, lineage, ends_in):
         joined = self.joined
         joined.lineage = lineage
-        joined.rejoins += self.incarnation >= 0
+        joined.rejoins += joined.incarnation >= 0
         left = math.inf if ends_in is None else ends_in
         joined.round_ends = time.monotonic() + left
-        self.suspended = False
-        self.incarnation = incarnation
+        joined.suspended = False
+        joined.incarnation = incarnation
       case fx.Suspended():
-        self.suspended = True
+        self.joined.suspended = True
       case fx.Leased(incarnation, spans):
         self.lease = incarnation, spans
       case fx.Progressed(step, progress):

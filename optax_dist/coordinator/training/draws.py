@@ -71,7 +71,7 @@ class Draws:
   def leased(self, step: int) -> Spans:
     """What is leased to the current membership, for the step it is at."""
     incarnation, spans = self.seen.lease
-    if incarnation != self.seen.incarnation or self.is_over(step):
+    if incarnation != self.seen.joined.incarnation or self.is_over(step):
       return ()
     return spans
 

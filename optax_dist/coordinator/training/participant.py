@@ -263,7 +263,7 @@ class Participant:
       CoordinatorError: see `Replica.start`.
     """
     seen = self.inbox
-    admitted = lambda: seen.incarnation >= 0
+    admitted = lambda: seen.joined.incarnation >= 0
     seconds = min(self.settings.stall_warning, _JOINS_WITHIN)
     self.driver.start()
     check()
@@ -348,7 +348,7 @@ class Participant:
   def resume(self) -> None:
     """Continues from the current shared state."""
     # In this order: it may be readmitted in between.
-    incarnation = self.inbox.incarnation
+    incarnation = self.inbox.joined.incarnation
     published = self.inbox.published
     published.get()  # Waits until it is computed.
     self.submission.resume(incarnation, published)

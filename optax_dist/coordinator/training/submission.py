@@ -163,7 +163,7 @@ class Submission:
     """Whether there are samples, or there is a reason not to wait for them."""
     return (
       bool(self.draws.left(self.base.step, self._summed()))
-      or self.seen.incarnation != self.incarnation
+      or self.seen.joined.incarnation != self.incarnation
       or self._is_decided()
       or (not self.taken and self._is_behind())
       or self.draws.is_leased_anew(self.base.step)
@@ -317,10 +317,10 @@ class Submission:
       if (
         self.ended.behind
         and not self._is_behind()
-        and self.seen.incarnation == self.incarnation
+        and self.seen.joined.incarnation == self.incarnation
       ):
         return "for newer parameters than its stale gradient's"
-      if self.seen.suspended:
+      if self.seen.joined.suspended:
         # Every gradient on the state it has now would be worthless.
         return "to be admitted again"
     return ""
@@ -370,7 +370,7 @@ class Submission:
     """
     if self.seen.finished is not None:
       self.finish(Reason.FINISHED.value, more)
-    elif self.seen.incarnation != self.incarnation:
+    elif self.seen.joined.incarnation != self.incarnation:
       # It was declared dead and readmitted: its work so far is worthless.
       self.finish(Reason.LOST.value, more)
     return self.ended is not None

@@ -29,7 +29,7 @@ def test_one_that_has_compiled_begins_with_the_next_step(monkeypatch, takes):
       time.sleep(0.5)
       if holds and amid.is_set():
         holds = False
-        waiting.until(lambda: again._participant.inbox.incarnation >= 0)
+        waiting.until(lambda: again._participant.inbox.joined.incarnation >= 0)
         time.sleep(0.5)
       result.outcomes.append(replica.step(runs.compute(replica, 0)[0]))
 

@@ -5,6 +5,7 @@ import types
 import pytest
 
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
+from optax_dist.coordinator.runtime.inbox import Joined
 from optax_dist.coordinator.training.submission import Submission
 
 
@@ -13,8 +14,8 @@ class Told:
 
   def __init__(self, **fields):
     self.published = types.SimpleNamespace(step=0)
-    self.requested = self.incarnation = 1
-    self.suspended, self.finished = False, None
+    self.joined, self.requested = Joined(incarnation=1), 1
+    self.finished = None
     self.lease = (1, ())
     self.answers = {}
     vars(self).update(fields)
@@ -30,7 +31,7 @@ def begin(seen, **options):
   add = lambda total, gradient: total + gradient
   options = {"max_staleness": 0} | options
   submission = Submission(seen, add, **options)
-  submission.resume(seen.incarnation, seen.published)
+  submission.resume(seen.joined.incarnation, seen.published)
   return submission
 
 
@@ -137,7 +138,7 @@ def test_after_a_stale_gradient_it_waits_for_newer_parameters(admitted_again):
   submission.on_answer()
   assert submission.waits().startswith("for newer parameters")
   if admitted_again:
-    seen.incarnation += 1
+    seen.joined.incarnation += 1
   else:
     seen.publish()
   assert not submission.waits()
@@ -154,7 +155,7 @@ def test_local_steps_on_samples_that_are_leased_no_more_end_the_sum():
   seen.lease = 1, ((8, 12),)
   assert submission.draw() is None
   assert submission.ended.reason == "superseded"
-  submission.resume(seen.incarnation, seen.published)
+  submission.resume(seen.joined.incarnation, seen.published)
   assert submission.draw() == ((8, 10),)
 
 

@@ -65,7 +65,7 @@ class Learner:
         newest = seen.published.step == submission.base.step
         called = seen.called == submission.base.step
         is_due = newest and strategy.is_due(self.local, called)
-        if is_due and not seen.suspended:
+        if is_due and not seen.joined.suspended:
           self._contribute(called)
     self._compute()
     return outcome._replace(global_step=submission.base.step)
@@ -75,7 +75,7 @@ class Learner:
     del gradients
     participant = self._participant
     submission, seen = participant.submission, participant.inbox
-    incarnation = seen.incarnation
+    incarnation = seen.joined.incarnation
     if seen.finished is None:
       if incarnation != submission.incarnation:
         # Its local state is as good as before.

@@ -53,7 +53,7 @@ class Driven:
       replica=0,
       settings=Options(**options),
     )
-    self.participant.inbox.incarnation = 0
+    self.participant.inbox.joined.incarnation = 0
     self.participant.resume()
     self.one = Replica(self.participant)
     self.one._calls.loop.begin()
@@ -196,10 +196,10 @@ def test_a_call_counts_for_the_open_round_alone(drive):
 
 def test_a_suspended_learner_trains_on_and_contributes_later(drive):
   driven = drive()
-  driven.seen.suspended = True
+  driven.seen.joined.suspended = True
   assert driven.step(4).accepted
   assert driven.given == []
-  driven.seen.suspended = False
+  driven.seen.joined.suspended = False
   driven.step()
   assert WORK.decode(driven.given[0].work).steps == 5
 
@@ -211,7 +211,7 @@ def test_a_readmitted_learner_keeps_its_steps(drive, known):
   driven.step(2)
   if known is not None:
     driven.resolve(known)
-  driven.seen.incarnation = 1
+  driven.seen.joined.incarnation = 1
   driven.step()
   outcome = {None: "lost", "": "applied"}.get(known, known)
   assert driven.counts == {"applied": 0} | {outcome: 1}
