@@ -97,10 +97,11 @@ class _Submission:
 
 
 class _Print(NamedTuple):
-  """A fingerprint, and when it was taken."""
+  """A fingerprint, when it was taken, and by which process."""
 
   digest: str
   at: float
+  process: str
 
 
 class Checker:
@@ -734,7 +735,7 @@ class Checker:
     """One that comes shortly before the end may not be compared any more."""
     self.taken.add((taken.step, process.index, taken.digest))
     if self.end is None:
-      print_ = _Print(taken.digest, self.world.now)
+      print_ = _Print(taken.digest, self.world.now, process.name)
       self.prints[taken.step].append(print_)
 
   def _last_members(self) -> dict[int, int]:
@@ -1425,9 +1426,17 @@ class Checker:
     setting = self.setting
     known = self.ended_at - _SETTLED
     known -= _LATE * setting.latency
-    # A damaged state makes gradients wrong, too, and they may show it before.
+    # A damaged state makes gradients wrong, too, and they may show it before: whoever
+    # was removed for these tells nobody of its state any more.
     differ = any(
-      len({one.digest for one in result if one.at < known}) > 1
+      len(
+        {
+          one.digest
+          for one in result
+          if one.at < known and one.process not in self.found_wrong
+        }
+      )
+      > 1
       for result in self.prints.values()
     )
     if (

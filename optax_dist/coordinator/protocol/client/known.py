@@ -74,6 +74,9 @@ class Known:
     """
     self.epoch, self.beginnings = welcome.epoch, welcome.beginnings
     self.read, self.progress = welcome.step, welcome.progress
+    if welcome.anew:
+      self._progress_at.clear()  # Of other steps with these numbers.
+    self._progress_at[self.read] = self.progress
     self.lineage = welcome.origin.lineage
     if self._has_data:
       self._out.append(fx.Progressed(self.read, self.progress))
