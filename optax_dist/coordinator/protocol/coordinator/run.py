@@ -5,6 +5,7 @@
           -> Steps             gradients, rounds, commits
           -> Snapshots         who serves the state to whom
           -> Holders           who may come back with it
+          -> Ending            whether it ends, and who is told
 
 All of it follows from the log (`History`) and from what members say. So a
 coordinator that starts again continues: members of the log call it within a
@@ -14,9 +15,7 @@ deadline, stay members, and submit again.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
-from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import journal_events
@@ -27,6 +26,7 @@ from optax_dist.coordinator.protocol.coordinator.comparison import (
   Verdict,
   difference,
 )
+from optax_dist.coordinator.protocol.coordinator.ending import Ending
 from optax_dist.coordinator.protocol.coordinator.fingerprints import (
   Fingerprints,
 )
@@ -47,7 +47,6 @@ from optax_dist.coordinator.protocol.coordinator.steps.steps import Steps
 from optax_dist.coordinator.protocol.entries import (
   Began,
   Change,
-  Ended,
   Joined,
   Member,
   Process,
@@ -94,11 +93,9 @@ class Run:
     self._hosts, self._absent = hosts, Absent()
     self._steps = Steps(config, history, self._members, out)
     self._snapshots = Snapshots(history.epoch, history.step, self._members, out)
-    # Since when members are waited for that lack the final state, and why it ends.
-    self._ends_since: float | None = None
-    self._end_reason = "all replicas have left"
-    # Where those listen that have called.
-    self._addresses: dict[Process, str] = {}
+    self._ending = Ending(
+      config, history, self._members, self._steps, self._snapshots, out
+    )
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
     self._comparison = Comparison()
@@ -129,7 +126,7 @@ class Run:
 
   def deadline(self) -> float:
     """When `step` must be called, at the latest."""
-    if self._is_over:
+    if self._ending.is_over:
       return math.inf
     times = self._steps.deadlines()
     if self._comparison.calls and self._now < self._comparison.until:
@@ -137,8 +134,7 @@ class Run:
     all_here = all(s.is_connected for s in self._members.waiting())
     if self._snapshots.lacking_since is not None and all_here:
       times += self._holders.deadlines(self._snapshots.lacking_since)
-    if self._ends_since is not None:
-      times.append(self._ends_since + self._config.deadlines.transfer)
+    times += self._ending.deadlines()
     for state in self._members.waiting():
       times.append(state.until)
       if state.leaving is not None:
@@ -149,7 +145,7 @@ class Run:
     """Handles the loss of a connection."""
     self._comparison.calls.pop(peer, None)
     self._holders.lost(peer, how, self._now)
-    self._addresses.pop(peer, None)
+    self._ending.addresses.pop(peer, None)
     state = self._members.of_process(peer)
     if state is not None and state.is_connected:
       # Nobody is there to be told, or on another connection, which has to stay.
@@ -170,7 +166,7 @@ class Run:
     enough = self._steps.ruling.can_be_enough
     if report.given_up and self._history.has_no_commits and not enough:
       text = f"The run needs replicas that have never joined: {report.given_up}"
-      self._record_end(text, "CoordinatorError")
+      self._ending.record(text, "CoordinatorError")
 
   # Messages.
 
@@ -179,9 +175,9 @@ class Run:
       self._hello(peer, message)
       return
     state = self._members.of_process(peer)
-    if self._is_over:
-      if isinstance(message, msg.NeedsSnapshot) and peer in self._addresses:
-        address = self._addresses[peer]
+    if self._ending.is_over:
+      address = self._ending.addresses.get(peer)
+      if address is not None and isinstance(message, msg.NeedsSnapshot):
         self._snapshots.serve_final(peer, address, self._steps.step)
       return
     if state is None or not state.is_connected:
@@ -201,7 +197,7 @@ class Run:
       case msg.Leave(lost, reason, stacks):
         self._leave(state, lost, reason, stacks)
       case msg.Finish(reason):
-        self._finish(reason)
+        self._ending.finish(reason)
       case msg.Save():
         self._steps.gradients.saving = True
       case msg.SetHyperparams(values, number):
@@ -212,7 +208,7 @@ class Run:
         replica = state.member.replica
         why = self._fingerprints.compare(replica, step, digest)
         if why:
-          self._record_end(why, "Diverged")
+          self._ending.record(why, "Diverged")
       case _:
         kind = type(message).__name__
         text = f"{kind} is not for a coordinator"
@@ -242,7 +238,7 @@ class Run:
       # lost it, with its host's power.
       self.begins_again = Began(hello.start, self._config.job)
       return
-    self._addresses[peer] = hello.address
+    self._ending.addresses[peer] = hello.address
     state = self._members.of_process(peer)
     if (
       state is not None
@@ -259,7 +255,7 @@ class Run:
     if self._history.ended is not None and self._is_of_one_program(hello):
       self.begins_again = Began(hello.start, hello.job)
       return
-    if self._is_over or self._ends_since is not None:
+    if self._ending.is_over or self._ending.since is not None:
       self._welcome(peer, hello, -1)
       return
     rival = self._members.of_replica(hello.replica)
@@ -301,7 +297,7 @@ class Run:
     """Decides which job the run has, if those of its replicas differ."""
     calls, history = self._comparison.calls, self._history
     verdict: Verdict | None = Verdict()
-    if calls and history.has_no_commits and not self._is_over:
+    if calls and history.has_no_commits and not self._ending.is_over:
       members = [state.member.replica for state in self._members]
       verdict = self._comparison.verdict(
         self._config.job, members, self._steps.ruling.never_came, self._now
@@ -314,7 +310,7 @@ class Run:
       return
     tie = verdict.tie
     if tie:
-      self._record_end(tie, "CoordinatorError")
+      self._ending.record(tie, "CoordinatorError")
     for peer, hello in calls.items():
       why = (tie or difference(self._config.job, hello.job)).rstrip(".")
       if not (self._members or history.has_no_commits):
@@ -442,7 +438,7 @@ class Run:
   ) -> None:
     """Removes a member that has left, or is lost."""
     incarnation = state.member.incarnation
-    if not self._members.remove(incarnation) or self._is_over:
+    if not self._members.remove(incarnation) or self._ending.is_over:
       return
     entry = Removed(incarnation, left, reason)
     self._out.append(entry)
@@ -480,7 +476,7 @@ class Run:
         self._remove(state, "left", left=True)
         if not self._members and not self._history.lost():
           # No replica has the state any more: joining is too late now.
-          self._record_end("all replicas have left", "")
+          self._ending.record("all replicas have left")
 
   # States.
 
@@ -498,56 +494,15 @@ class Run:
     if not self._holders.wait(newest.start.step, since, self._now):
       self.begins_again = Began(newest.start, self._config.job)
 
-  # Ends.
-
-  @property
-  def _is_over(self) -> bool:
-    """Whether the end is in the log, so that nothing else is decided."""
-    return self._history.ended is not None
-
-  def _finish(self, reason: str) -> None:
-    """Commits nothing more, if that is not so already."""
-    if self._ends_since is None and not self._is_over:
-      self._end_reason = reason
-      self._steps.ruling.apply(quorum.Finish())
-
-  def _end(self) -> None:
-    """Ends the run once all have the final state, or after a while."""
-    if not self._steps.ruling.state.finished or self._is_over:
-      return
-    if self._ends_since is None:
-      # The end waits for replicas that are behind.
-      self._ends_since = self._now
-      self._steps.end()
-    since, step = self._ends_since, self._steps.step
-    late = [s for s in self._members if not s.has(step)]
-    for state in late:
-      self._snapshots.request_report(state, step)
-    if not late or self._now >= since + self._config.deadlines.transfer:
-      self._record_end(self._end_reason, "")
-
-  def _record_end(
-    self, reason: str, error: Literal["", "CoordinatorError", "Diverged"]
-  ) -> None:
-    if self._is_over:
-      return
-    self._steps.end()
-    dropped = tuple(sorted(self._steps.gradients.dropped.items()))
-    ended = Ended(self._steps.step, reason, error, dropped)
-    self._out.append(ended)
-    if self._addresses:
-      self._out.add(fx.Send(tuple(self._addresses), ended))
-    self._out.note(journal_events.finished(ended, self._history.applied))
-
   def _end_of_data(self) -> None:
     """Ends the run when the remaining data doesn't fill a step."""
     policy = self._steps.policy
     if policy.exhausted and self._steps.rounds.current is None:
       wrong = policy.lost_samples(self._config.rules.max_skipped)
-      if wrong and self._ends_since is None:
-        self._record_end(wrong, "CoordinatorError")
+      if wrong and self._ending.since is None:
+        self._ending.record(wrong, "CoordinatorError")
       else:
-        self._finish("all data is used")
+        self._ending.finish("all data is used")
 
   # What follows.
 
@@ -555,7 +510,7 @@ class Run:
     """Does what follows from an input, and from the time."""
     self._compare()
     consequences = self._steps.consequences
-    while not self._is_over:
+    while not self._ending.is_over:
       self._check()
       if not consequences:
         break
@@ -574,7 +529,7 @@ class Run:
       steps.check()
     if not consequences:
       self._end_of_data()
-    if consequences or self._is_over:
+    if consequences or self._ending.is_over:
       return
     current, intake = steps.rounds.current, steps.intake
     waits = bool(intake.queue) or current is not None
@@ -584,7 +539,7 @@ class Run:
     self._wait_for_state()
     self._complete_departures()
     if not consequences:
-      self._end()
+      self._ending.check(self._now)
 
   def _follow(self, consequence: Consequence) -> None:
     """Does what the steps have found to be necessary."""
@@ -600,7 +555,7 @@ class Run:
         for hello in self._comparison.calls.values():
           why = difference(self._config.job, hello.job)
           reason += f" Replica {hello.replica!r} has called, but {why}."
-        self._record_end(reason, "CoordinatorError")
+        self._ending.record(reason, "CoordinatorError")
 
 
 def _taken(replica: ReplicaId) -> msg.Refused:

@@ -1,0 +1,97 @@
+"""How a run ends: once all members have its last state, or at once with an error."""
+
+from __future__ import annotations
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import journal_events
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.coordinator.members import Members
+from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.coordinator.snapshots import Snapshots
+from optax_dist.coordinator.protocol.coordinator.steps.steps import Steps
+from optax_dist.coordinator.protocol.entries import Ended, Process
+from optax_dist.coordinator.protocol.history import History
+
+
+class Ending:
+  """The end of a run.
+
+  Attributes:
+    since: since when members are waited for that lack the final state; None as long
+      as steps are taken.
+    addresses: where those listen that have called, and are told of it.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    history: History,
+    members: Members,
+    steps: Steps,
+    snapshots: Snapshots,
+    out: Outbox,
+  ):
+    """Starts without a reason to end.
+
+    Args:
+      config: the run's.
+      history: what the log says.
+      members: the members.
+      steps: the steps of the run.
+      snapshots: asks members for their states.
+      out: what is written and sent.
+    """
+    self.since: float | None = None
+    self.addresses: dict[Process, str] = {}
+    self._reason = "all replicas have left"
+    self._longest = config.deadlines.transfer
+    self._history, self._members, self._out = history, members, out
+    self._steps, self._snapshots = steps, snapshots
+
+  @property
+  def is_over(self) -> bool:
+    """Whether the end is in the log, so that nothing else is decided."""
+    return self._history.ended is not None
+
+  def deadlines(self) -> list[float]:
+    """When `check` may find something."""
+    return [] if self.since is None else [self.since + self._longest]
+
+  def finish(self, reason: str) -> None:
+    """Commits nothing more, if that is not so already."""
+    if self.since is None and not self.is_over:
+      self._reason = reason
+      self._steps.ruling.apply(quorum.Finish())
+
+  def check(self, now: float) -> None:
+    """Ends the run once all have the final state, or after a while."""
+    if not self._steps.ruling.state.finished or self.is_over:
+      return
+    if self.since is None:
+      # The end waits for replicas that are behind.
+      self.since = now
+      self._steps.end()
+    step = self._steps.step
+    late = [s for s in self._members if not s.has(step)]
+    for state in late:
+      self._snapshots.request_report(state, step)
+    if not late or now >= self.since + self._longest:
+      self.record(self._reason)
+
+  def record(self, reason: str, error: str = "") -> None:
+    """Ends the run now, unless it has ended.
+
+    Args:
+      reason: why.
+      error: see `Ended`.
+    """
+    if self.is_over:
+      return
+    self._steps.end()
+    dropped = tuple(sorted(self._steps.gradients.dropped.items()))
+    ended = Ended(self._steps.step, reason, error, dropped)
+    self._out.append(ended)
+    if self.addresses:
+      self._out.add(fx.Send(tuple(self.addresses), ended))
+    self._out.note(journal_events.finished(ended, self._history.applied))
