@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
   journal = _journal(args)
   # Slow imports follow.
   from optax_dist.cli.launch import job as jobs
-  from optax_dist.coordinator.launch import launcher, supervisor
+  from optax_dist.coordinator.launch import keeper, launcher, supervisor
   from optax_dist.coordinator.transport import tls
 
   job = jobs.Job(args, journal)
@@ -87,8 +87,10 @@ def run(args: argparse.Namespace) -> int:
       job.placement,
       supervisor.Policy(job.needed, args.restarts),
       folder=args.output and args.output / _LOGS,
-      log=args.output and args.output / options.LOG,
-      continues=args.resume and job.placement.hosts > 1,
+      log=keeper.Log(
+        args.output and args.output / options.LOG,
+        args.resume and job.placement.hosts > 1,
+      ),
       standbys=args.standbys,
       environment=job.settings,
       env=_env(args),

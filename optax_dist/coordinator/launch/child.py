@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -164,6 +165,28 @@ class Child:
   def _streams(self) -> list[IO[bytes]]:
     both = (self.popen.stdout, self.popen.stderr)
     return [s for s in both if s is not None and not s.closed]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """What the processes of one launcher have in common.
+
+  Attributes:
+    env: variables to add to this process's own.
+    folder: where the files of their output go; None for no files.
+    echo: called with each line of it.
+  """
+
+  env: Mapping[str, str]
+  folder: pathlib.Path | None
+  echo: output.Echo
+
+  def start(
+    self, name: str, command: Sequence[str], variables: Mapping[str, str]
+  ) -> Child:
+    """Starts a process, with more variables of its own; see `Child`."""
+    env = {**self.env, **variables}
+    return Child(name, command, env=env, folder=self.folder, echo=self.echo)
 
 
 def ending(process: subprocess.Popen) -> str:

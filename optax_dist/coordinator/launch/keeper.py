@@ -7,15 +7,16 @@ there are never two. With one in etcd, each host has a standby.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from optax_dist.coordinator.launch import child, output
+from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.launch.child import Child
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.placement import Placement
@@ -36,6 +37,19 @@ _STOP_SECONDS = 5.0
 _READY_SECONDS, _POLL_SECONDS, _FAREWELL = 0.01, 0.1, 3.0
 
 
+class Log(NamedTuple):
+  """The log of a coordinator.
+
+  Attributes:
+    path: where it is; None for a file in the folder of temporary files.
+    continues: whether an earlier run goes on, if it can: its replicas may live on
+      other hosts.
+  """
+
+  path: pathlib.Path | None = None
+  continues: bool = False
+
+
 class Keeper:
   """The coordinator of a job, whichever process that is at the time.
 
@@ -47,23 +61,16 @@ class Keeper:
     self,
     placement: Placement,
     environment: Environment,
-    *,
-    folder: pathlib.Path | None,
-    log: pathlib.Path | None,
-    continues: bool,
-    env: Mapping[str, str],
-    echo: output.Echo,
+    log: Log,
+    setup: child.Setup,
   ):
     """Starts the coordinator if it belongs here, and waits until it is ready.
 
     Args:
       placement: what runs on this host.
       environment: that of all replicas.
-      folder: see `Launcher`.
-      log: see `Launcher`.
-      continues: see `Launcher`.
-      env: variables to add to this process's own.
-      echo: called with each line of its output.
+      log: the coordinator's log.
+      setup: how it is started.
 
     Raises:
       OSError: it can't be started.
@@ -79,19 +86,18 @@ class Keeper:
     # starts; infinite for never.
     self._child: Child | None = None
     self._due = math.inf
-    self._echo = echo
-    settings = _settings(placement, environment, log, continues)
+    self._echo = setup.echo
+    settings = _settings(placement, environment, log)
     self.address = environment.store or placement.address or ""
     if settings is None:
       return
     self.address = self.address or f"{settings.bind}:{settings.port}"
     secret = environment.secret.encode()
-    self._start = lambda: Child(
+    setup = dataclasses.replace(setup, echo=self._pass_on)
+    self._start = lambda: setup.start(
       "coordinator",
       process.command(settings),
-      env={**env, **process.variables(secret, environment.store)},
-      folder=folder,
-      echo=self._pass_on,
+      process.variables(secret, environment.store),
     )
     self._begin(time.monotonic())
     while not self._is_ready:
@@ -202,10 +208,7 @@ class Keeper:
 
 
 def _settings(
-  placement: Placement,
-  environment: Environment,
-  log: pathlib.Path | None,
-  continues: bool,
+  placement: Placement, environment: Environment, log: Log
 ) -> Settings | None:
   """How this launcher starts the coordinator; None if it starts none."""
   more: dict[str, Any] = {
@@ -217,7 +220,7 @@ def _settings(
   if placement.external or placement.rank:
     return None
   where = placement.address or f"127.0.0.1:{addresses.free_ports()[0]}"
-  log = log or process.default_log(addresses.parse(where)[-1].port)
-  if not (continues and server_log.goes_on(log, placement.replicas)):
-    server_log.forget(log)
-  return Settings.at(where, log=str(log), **more)
+  path = log.path or process.default_log(addresses.parse(where)[-1].port)
+  if not (log.continues and server_log.goes_on(path, placement.replicas)):
+    server_log.forget(path)
+  return Settings.at(where, log=str(path), **more)

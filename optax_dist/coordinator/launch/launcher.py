@@ -38,6 +38,7 @@ from optax_dist.coordinator.launch.environment import (
   ProcessEnvironment,
 )
 from optax_dist.coordinator.launch.placement import Placement
+from optax_dist.coordinator.launch.standbys import Standbys
 from optax_dist.coordinator.launch.supervisor import Effect
 
 _POLL_SECONDS = 0.1
@@ -76,8 +77,7 @@ class Launcher:
     policy: supervisor.Policy,
     *,
     folder: pathlib.Path | None = None,
-    log: pathlib.Path | None = None,
-    continues: bool = False,
+    log: keeper.Log | None = None,
     standbys: int = 0,
     environment: Environment | None = None,
     env: Mapping[str, str] | None = None,
@@ -92,10 +92,7 @@ class Launcher:
       placement: the replicas of the run, and which of them run on this host.
       policy: what to do about replicas that end with an error.
       folder: where their output files go; it is created. None for no files.
-      log: the coordinator's log; None for a file in the folder of temporary
-        files.
-      continues: whether an earlier run goes on, if it can: its replicas may live
-        on other hosts.
+      log: the coordinator's; None for a new one among temporary files.
       standbys: processes that wait until they take the place of a replica.
       environment: more variables for `coordinator.join`, such as
         `replicas_to_aggregate`; if it has `secret`, none is created, and with a
@@ -108,8 +105,8 @@ class Launcher:
         if this launcher is killed.
       echo: called with each line of output.
     """
-    self._placement, self._log, self._continues = placement, log, continues
-    self._lock, self._echo = lock, echo
+    self._placement, self._lock = placement, lock
+    self._log = log or keeper.Log()
     environment = environment or Environment()
     # A new secret for each job, which other users of this host can't see.
     self._environment = dataclasses.replace(
@@ -119,11 +116,11 @@ class Launcher:
       num_replicas=placement.replicas,
       grace=grace,
     )
-    self._command, self._folder = command, folder
+    self._command = command
     # Variables set by the caller take precedence.
-    self._env = {
-      name: os.environ.get(name, kept) for name, kept in _KEEP_MEMORY.items()
-    } | dict(env or {})
+    kept = {name: os.environ.get(name, x) for name, x in _KEEP_MEMORY.items()}
+    token = {watcher.TOKEN_VARIABLE: secrets.token_hex(8)}
+    self._setup = child.Setup(kept | dict(env or {}) | token, folder, echo)
     self._supervisor = supervisor.Supervisor(
       placement.here, policy, placement.elsewhere
     )
@@ -133,11 +130,8 @@ class Launcher:
     # one that has joined and ended.
     self._members: dict[int, str] = {}
     self._ended: dict[int, str] = {}
-    # Processes that have imported and compiled, and wait for a number; how many there
-    # should be; and the one that does not wait yet.
-    self._standbys: list[Child] = []
-    self._standbys_wanted = standbys
-    self._starting: Child | None = None
+    stand_by = lambda: self._spawn(ProcessEnvironment(standby=1))
+    self._standbys = Standbys(standbys, stand_by, self._say)
     self._stop_at: float | None = None
     self._code: int | None = None
 
@@ -153,22 +147,16 @@ class Launcher:
       RuntimeError, TimeoutError: the coordinator can't start.
       SystemExit: after a second Ctrl-C or SIGTERM.
     """
-    if self._folder is not None:
-      self._folder.mkdir(parents=True, exist_ok=True)
-    token = self._env[watcher.TOKEN_VARIABLE] = secrets.token_hex(8)
+    if self._setup.folder is not None:
+      self._setup.folder.mkdir(parents=True, exist_ok=True)
+    token = self._setup.env[watcher.TOKEN_VARIABLE]
     with signals.recorded() as received, contextlib.ExitStack() as stack:
       # Exit callbacks run in reverse: the watcher is stopped last in any case.
       watch = watcher.Watcher(token, self._lock.file if self._lock else None)
       stack.callback(watch.stop)
       stack.push(self._end_journal)
       self._keeper = keeper.Keeper(
-        self._placement,
-        self._environment,
-        folder=self._folder,
-        log=self._log,
-        continues=self._continues,
-        env=self._env,
-        echo=self._echo,
+        self._placement, self._environment, self._log, self._setup
       )
       stack.callback(self._keeper.stop)
       address = self._keeper.address
@@ -222,10 +210,10 @@ class Launcher:
   def _live(self) -> list[Child]:
     """All processes of running replicas, and those that stand by."""
     running = itertools.chain(*self._running.values())
-    return [*running, *self._standbys]
+    return [*running, *self._standbys.processes]
 
   def _say(self, line: str) -> None:
-    self._echo("launch", line, True)
+    self._setup.echo("launch", line, True)
 
   # What the supervisor decides.
 
@@ -256,8 +244,8 @@ class Launcher:
     which = ProcessEnvironment(replica, restarts)
     # Those that have started are ended if another one can't be started.
     processes = self._running[replica] = []
-    if restarts and self._standbys:
-      process = self._standbys.pop(0)
+    if restarts and self._standbys.processes:
+      process = self._standbys.take()
       process.tell("replica", variables=which.variables())
       process.rename(_name(which))
       processes.append(process)
@@ -281,13 +269,7 @@ class Launcher:
     name = _name(which)
     variables = self._environment.variables() | which.variables()
     try:
-      return child.Child(
-        name,
-        self._command,
-        env={**self._env, **variables},
-        folder=self._folder,
-        echo=self._echo,
-      )
+      return self._setup.start(name, self._command, variables)
     except OSError as error:
       raise LaunchError(
         f"{name} can't be started: {error}.{_remedy(error)}"
@@ -336,31 +318,10 @@ class Launcher:
       raise LaunchError(f"The run has ended with an error: {reason}")
 
   def _poll_standbys(self) -> None:
-    """Passes on what they print, gives up those that have ended, and starts others.
-
-    One after another: while they import and compile, replicas train beside them.
-    """
-    for process in list(self._standbys):
-      ended = process.has_ended()
-      process.read_prints()
-      is_ready = any(e.get("event") == "standby" for e in process.read())
-      if process is self._starting and (ended or is_ready):
-        self._starting = None
-      if ended:
-        process.kill()
-        self._standbys.remove(process)
-        # Another one would end in the same way.
-        self._standbys_wanted -= 1
-        how = child.ending(process.popen)
-        self._say(f"a standby {how}, and is not replaced")
-    if self._starting not in self._standbys:
-      self._starting = None  # It has become a replica.
+    self._standbys.poll()
     calm = self._supervisor.all_joined and not self._supervisor.over
-    if self._starting or not calm or self._stop_at is not None:
-      return
-    if self._running and len(self._standbys) < self._standbys_wanted:
-      self._starting = self._spawn(ProcessEnvironment(standby=1))
-      self._standbys.append(self._starting)
+    if calm and self._running and self._stop_at is None:
+      self._standbys.refill()
 
   def _poll_replica(self, replica: int, processes: list[Child]) -> None:
     ended = [p.has_ended() for p in processes]

@@ -104,11 +104,11 @@ def test_a_run_whose_parameters_are_lost_begins_again(tmp_path):
 def test_a_process_that_can_not_be_started_is_named(tmp_path, monkeypatch):
   made, start = [], child.Child
 
-  def start_one(*arguments, **options):
-    if made:
+  def start_one(name, *arguments, **options):
+    if name == "replica 1":
       raise OSError(errno.EMFILE, "Too many open files")
-    made.append(start(*arguments, **options))
-    return made[0]
+    made.append(start(name, *arguments, **options))
+    return made[-1]
 
   monkeypatch.setattr(child, "Child", start_one)
   # No coordinator is needed: it is never asked.
@@ -117,7 +117,8 @@ def test_a_process_that_can_not_be_started_is_named(tmp_path, monkeypatch):
     _launcher(tmp_path, "sleep", environment=settings).run()
   assert str(caught.value).startswith("replica 1 can't be started")
   assert "ulimit -n" in str(caught.value)
-  left_over.wait_for_end(made[0].pid)
+  for process in made:
+    left_over.wait_for_end(process.pid)
 
 
 def test_freed_memory_stays_with_replicas_unless_told_otherwise(
