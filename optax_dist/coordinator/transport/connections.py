@@ -47,6 +47,7 @@ class Connections:
   Attributes:
     dialer: connects to peers.
     poller: waits for the sockets.
+    limits: bounds on time and memory.
   """
 
   def __init__(
@@ -70,7 +71,7 @@ class Connections:
       up: called when a peer is connected; returns its session.
       lost: called when a peer is lost; calls `close_peer`.
     """
-    self._identity, self._limits, self._clock = identity, limits, clock
+    self._identity, self.limits, self._clock = identity, limits, clock
     self._contexts = contexts
     self._notify_up, self._notify_lost = up, lost
     self._memories: dict[str, links.Memory] = {}
@@ -143,7 +144,7 @@ class Connections:
     memory = link.memory
     if memory.silences.rule != silence:
       memory.silences = liveness.Silence(silence)
-      memory.heartbeat = min(self._limits.heartbeat, silence.floor / 4)
+      memory.heartbeat = min(self.limits.heartbeat, silence.floor / 4)
       self._next_check = self._clock.time
 
   def close_peer(self, peer: str) -> None:
@@ -162,7 +163,7 @@ class Connections:
     self.dialer.stop(peer)
     if link is None:
       return False
-    link.leaving, link.until = True, self._clock.now() + self._limits.handshake
+    link.leaving, link.until = True, self._clock.now() + self.limits.handshake
     self._handle(link, WRITE)
     return True
 
@@ -194,7 +195,7 @@ class Connections:
       return
     try:
       if link.channel is None:
-        code = link.open(self._contexts, self._limits.silence.ceiling)
+        code = link.open(self._contexts, self.limits.silence.ceiling)
         if code:
           self.dialer.unconnected(link, code)
       elif mask & READ:
@@ -288,7 +289,7 @@ class Connections:
   def _check(self, now: float) -> None:
     """Does what is due by now: heartbeats, silence, deadlines."""
     every = [memory.heartbeat for memory in self._memories.values()]
-    self._next_check = now + min(every, default=self._limits.heartbeat) / 4
+    self._next_check = now + min(every, default=self.limits.heartbeat) / 4
     for link in list(self._links):
       stage, memory = link.stage, link.memory
       if link.leaving or isinstance(stage, handshake.Handshake):
@@ -325,7 +326,7 @@ class Connections:
         sock.close()
         continue
       shake = handshake.Handshake(self._identity.key, self._identity.name)
-      until = self._clock.time + self._limits.handshake
+      until = self._clock.time + self.limits.handshake
       try:
         link = Link(sock, READ, shake, until, self.poller, self._clock)
       except OSError:
@@ -338,7 +339,7 @@ class Connections:
   def _make_room(self) -> None:
     """Hosts with many unauthenticated connections make room for others."""
     strangers = [link for link in self._links if link.is_stranger]
-    if len(strangers) > self._limits.max_strangers:
+    if len(strangers) > self.limits.max_strangers:
       counts = collections.Counter(link.source for link in strangers)
       source = counts.most_common(1)[0][0]
       first = next(link for link in strangers if link.source == source)
@@ -353,14 +354,14 @@ class Connections:
     self._links[link] = None
     self._up_links[peer] = link
     if peer not in self._memories:
-      silences = liveness.Silence(self._limits.silence)
-      self._memories[peer] = links.Memory(silences, self._limits.heartbeat)
+      silences = liveness.Silence(self.limits.silence)
+      self._memories[peer] = links.Memory(silences, self.limits.heartbeat)
     link.memory = self._memories[peer]
     link.memory.last, link.memory.quiet = keys.session, 0.0
     if len(self._memories) > _REMEMBERED:
       del self._memories[next(iter(self._memories))]
     encrypted = isinstance(link.channel, channels.Tls)
-    signed = self._identity.signs and not (link.is_local or encrypted)
+    signed = bool(self._identity.secret) and not (link.is_local or encrypted)
     process = links.owner(link.sock)[0] if link.is_local else 0
     link.peer, link.stage = peer, self._notify_up(peer)
     link.sent = link.last_read = self._clock.time

@@ -54,15 +54,22 @@ class Identity:
 
   Attributes:
     name: its name.
-    key: of its run: who has another one is refused.
-    signs: whether frames are signed where they are not encrypted.
+    secret: of its job; b"" for none: then frames are not signed.
     server: the name of a process to which only this one connects; "" for none.
+    key: of its run: who has another one is refused.
   """
 
   name: str
-  key: bytes
-  signs: bool = False
+  secret: bytes = dataclasses.field(repr=False)
   server: str = ""
+  key: bytes = dataclasses.field(init=False, repr=False)
+
+  def __post_init__(self) -> None:
+    self.key = self.key_of(b"")
+
+  def key_of(self, run: bytes) -> bytes:
+    """The key of a run of its job; raises as `check_secret` does."""
+    return job_key(self.secret, run)
 
 
 class Keys(NamedTuple):

@@ -100,17 +100,16 @@ class Transport:
       >>> a.close(); b.close()
     """
     self.name = handshake.check_name(name)
-    self._secret = secret
-    key = handshake.job_key(secret, b"")
+    self._identity = handshake.Identity(name, secret, server)
     contexts = tls.Contexts(certificates) if certificates else None
     listeners = listening.listen(
       bind, list(ports), advertise, towards, bool(secret or certificates)
     )
     self.address, self.port = listeners.address, listeners.port
-    self._limits = limits or interface.Limits()
+    limits = limits or interface.Limits()
     # Seconds of a clock that stands still while this process does: time in which it
     # was stopped counts against no peer.
-    self._clock = clock.AwakeClock(self._limits.heartbeat, time_source)
+    self._clock = clock.AwakeClock(limits.heartbeat, time_source)
     self.now = self._clock.now
     self._closed = False
     self.bytes_in = self.bytes_out = 0
@@ -118,12 +117,11 @@ class Transport:
     self._pool = shared_memory.Pool()
     # For peers that are connected or connecting.
     self._sessions: dict[str, session.Session] = {}
-    self._identity = handshake.Identity(name, key, bool(secret), server)
     self._connections = connections.Connections(
       self._identity,
       listeners,
       contexts,
-      self._limits,
+      limits,
       self._clock,
       self._up,
       self._lose,
@@ -138,7 +136,7 @@ class Transport:
     Args:
       run: the run's nonce.
     """
-    self._identity.key = handshake.job_key(self._secret, run)
+    self._identity.key = self._identity.key_of(run)
 
   def connect(
     self,
@@ -175,7 +173,7 @@ class Transport:
         lost = interface.PeerLost(peer, "unreachable", str(error))
         self._events.append(lost)
         return
-      key = None if run is None else handshake.job_key(self._secret, run)
+      key = None if run is None else self._identity.key_of(run)
       self._sessions[peer] = self._new_session(peer)
       self._connections.dialer.dial(peer, ways, key, met)
 
@@ -236,9 +234,9 @@ class Transport:
     if session_ is None:
       return False
     session_.send(payload)
-    if session_.frames.backlog > self._limits.max_queued:
-      most = f"{self._limits.max_queued:,}"
-      self._lose(peer, "overflow", f"more than {most} bytes wait for it")
+    most = self._connections.limits.max_queued
+    if session_.frames.backlog > most:
+      self._lose(peer, "overflow", f"more than {most:,} bytes wait for it")
       return False
     self._connections.to_write(peer)
     return True

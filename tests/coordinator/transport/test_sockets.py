@@ -323,7 +323,7 @@ def test_host_names_are_resolved_outside_of_the_event_loop(
 @_in_virtual_time
 def test_an_unreachable_address_does_not_hide_the_next_one(tcp):
   tcp.add("a"), tcp.add("b")
-  tcp.all["a"]._connections._limits = dataclasses.replace(_PATIENT, handshake=1)
+  tcp.all["a"]._connections.limits = dataclasses.replace(_PATIENT, handshake=1)
   with socket.socket() as full:
     # It never answers: its queue of one is full.
     full.bind(("127.0.0.1", 0))
