@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -106,6 +107,12 @@ class Options:
     journals.to_json("config", dict(self.config))
 
   # What follows from them.
+
+  @functools.cached_property
+  def longest_wait(self) -> float:
+    """Seconds that a replica waits for others: more than its core."""
+    times = self.timeout, self.transfer_timeout, self.silence_timeout
+    return dl.of(*times).replica + 1.0
 
   @property
   def silence(self) -> liveness.Rule:

@@ -49,7 +49,8 @@ class Replica:
       preempted: how it reacts to SIGTERM; None: not at all.
       tell: called with an event for the launcher, and its fields; None for no one.
     """
-    self.replica, self.processes = participant.replica, participant.processes
+    self.replica = participant.replica
+    self.processes = participant.driver.processes
     self.has_data = participant.samples.data is not None
     self._participant = participant
     if tell is not None:

@@ -51,6 +51,7 @@ class Driver:
     loop: the thread that this happens in.
     arrays: gradients, means and states.
     inbox: what the training loop reads.
+    processes: the processes of the replica, of which this is one.
   """
 
   def __init__(
@@ -85,8 +86,8 @@ class Driver:
       shards: this process's shards of the state, if it spans several.
       inner: the initial state of the replica's own optimizer; None for none.
     """
-    self._core, self._replica, self._processes = core, replica, processes
-    self._endpoint = endpoint
+    self._core, self._replica, self._endpoint = core, replica, endpoint
+    self.processes = processes
     self._transport, self._nbytes = endpoint.transport, reducer.layout.nbytes
     self.loop = event_loop.EventLoop(
       endpoint,
@@ -253,7 +254,7 @@ class Driver:
     match event:
       case transports.Message(peer, payload):
         try:
-          message = self._processes.codec.decode(payload)
+          message = self.processes.codec.decode(payload)
         except codec.BadMessage as error:
           self._inputs.append(inputs.Malformed(peer, str(error)))
           return
@@ -300,7 +301,7 @@ class Driver:
   def _send(self, effect: fx.Send) -> None:
     if isinstance(effect.message, messages.Hello):
       phases.reach("joining", self._replica)
-    encoded = self._processes.codec.encode(effect.message)
+    encoded = self.processes.codec.encode(effect.message)
     for peer in effect.peers:
       self._transport.send(peer, [encoded])
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optax_dist.coordinator.aggregation import means
+from optax_dist.coordinator.runtime import trees
 from optax_dist.coordinator.runtime.driver import Driver
 from optax_dist.coordinator.runtime.trees import Template
 from optax_dist.coordinator.training.model import Model
@@ -35,6 +36,8 @@ class Encoder:
 
   Attributes:
     fit: makes trees like the parameters of gradients, or refuses them.
+    is_sound: whether a state of the replica's own optimizer is still finite, as the
+      first one was.
   """
 
   def __init__(
@@ -49,6 +52,9 @@ class Encoder:
       inline: whether they are sent in messages.
     """
     self._update, self.fit = model.update, template.fit
+    # Joining replicas get that state, and so does the replica itself after a change
+    # that was not finite.
+    self.is_sound = trees.soundness(model.parts.inner)
     quorum = model.strategy.quorum
     terms = quorum.replicas_to_aggregate
     if model.strategy.fragments is not None:

@@ -97,7 +97,6 @@ class Participant:
     replica: its id.
     strategy: what replicas share, keep and send.
     settings: the options of the run.
-    processes: the processes of the replica, of which this is one.
     samples: those that are leased to it, if any are.
     encoder: makes of gradients what is sent.
     driver: the event loop.
@@ -150,29 +149,27 @@ class Participant:
       follows: earlier memberships of this program, which are closed.
     """
     self.replica, self.strategy, self.settings = replica, strategy, settings
-    self.processes = processes or Processes()
+    processes = processes or Processes()
     model = models.prepare(
       strategy,
       params,
       settings.wire,
-      processes=self.processes,
+      processes=processes,
       opt_state=opt_state,
       inner_state=inner_state,
     )
     template = trees.Template(model.params)
-    # Joining replicas get the state of its own optimizer, and so does it itself after
-    # a change that was not finite.
-    self._is_sound = trees.soundness(model.parts.inner)
     self.samples = Samples(
-      data, model, self.processes, lambda: self.driver.allocate()
+      data, model, processes, lambda: self.driver.allocate()
     )
     alike = agreement.agreement(
       strategy, model.start, model.params, settings, data, model.inner
     ) + self.samples.probed(probe, model, template)
     made = config.Config(jobs.job(model, settings, data, alike))
     start = (global_step, progress or ledger.Progress(), lineage or ())
+    me = self._me(processes, endpoint, model, start, follows)
     self.driver = driver.Driver(
-      self.processes.core(made, self._me(endpoint, model, start, follows)),
+      processes.core(made, me),
       endpoint,
       replica=replica,
       reducer=reducer.Reducer(
@@ -183,14 +180,12 @@ class Participant:
       apply=model.update.apply,
       deadlines=made.deadlines,
       silence=settings.silence,
-      processes=self.processes,
+      processes=processes,
       shards=model.parts.state,
       inner=model.parts.inner,
     )
     if model.is_fresh:
       self.driver.arrays.states.keep(model.parts.inner)
-    # Slightly longer than the core's own deadline.
-    self._wait_timeout = made.deadlines.replica + 1.0
     self.encoder = Encoder(
       model, template, self.samples, jobs.is_inline(model, settings)
     )
@@ -217,6 +212,7 @@ class Participant:
 
   def _me(
     self,
+    processes: Processes,
     endpoint: endpoints.Endpoint,
     model: models.Model,
     start: tuple[int, ledger.Progress, Lineage],
@@ -224,7 +220,7 @@ class Participant:
   ) -> config.Me:
     """Which replica this is, once its processes have met."""
     own = endpoint.transport.name, endpoint.transport.address
-    address, digest = self.processes.meet(own, fingerprint(model.shared))
+    address, digest = processes.meet(own, fingerprint(model.shared))
     step, progress, lineage = start
     if progress.next:
       digest = f"{digest}-{progress}"
@@ -272,7 +268,8 @@ class Participant:
       _log.warning(
         "Replica %r has not joined the run after %.1f s, and waits for %.0f s more."
         " %s",
-        *(self.replica, seconds, self._wait_timeout, self.driver.missing()),
+        *(self.replica, seconds, self.settings.longest_wait),
+        self.driver.missing(),
       )
     self.wait(admitted, "for admission to the run")
     self.resume()
@@ -417,7 +414,7 @@ class Participant:
     sent = self.encoder.encode(submission.total, work, self.driver)
     # Stale gradients are reported without their numbers.
     whole = sent.finite and submission.total is not None
-    if whole and self._is_sound(inner_state):
+    if whole and self.encoder.is_sound(inner_state):
       self.driver.arrays.states.keep(inner_state)
     arrays = self.driver.arrays
     exchanged, seconds = arrays.exchanged
@@ -447,7 +444,8 @@ class Participant:
     if self.closed and not ready():
       self.raise_failure()
     self.stopwatch.step = None
-    if self.inbox.wait(ready, self._wait_timeout, self.gives_up):
+    longest = self.settings.longest_wait
+    if self.inbox.wait(ready, longest, self.gives_up):
       return
     self.raise_failure()
     if self.inbox.finished is not None:
@@ -455,7 +453,7 @@ class Participant:
     if self.inbox.agree(self.gives_up()):
       raise preemption.Late
     raise errors.CoordinatorError(
-      f"Replica {self.replica!r} has waited {self._wait_timeout:.1f} s {what}."
+      f"Replica {self.replica!r} has waited {longest:.1f} s {what}."
       f" {self.driver.missing()}"
     )
 
