@@ -245,7 +245,7 @@ class Launcher:
     # Those that have started are ended if another one can't be started.
     processes = self._running[replica] = []
     if restarts and self._standbys.processes:
-      process = self._standbys.take()
+      process = self._standbys.processes.pop(0)
       process.tell("replica", variables=which.variables())
       process.rename(_name(which))
       processes.append(process)
@@ -288,7 +288,8 @@ class Launcher:
     for replica, processes in list(self._running.items()):
       if self._running.get(replica) is processes:
         self._poll_replica(replica, processes)
-    self._poll_standbys()
+    calm = self._supervisor.all_joined and not self._supervisor.over
+    self._standbys.poll(calm and bool(self._running) and self._stop_at is None)
     if self._code is None:
       self._execute(self._supervisor.tick(time.monotonic()))
     is_over = self._code is not None or self._supervisor.over
@@ -316,12 +317,6 @@ class Launcher:
     elif self._supervisor.none_joined:
       reason = ended.reason
       raise LaunchError(f"The run has ended with an error: {reason}")
-
-  def _poll_standbys(self) -> None:
-    self._standbys.poll()
-    calm = self._supervisor.all_joined and not self._supervisor.over
-    if calm and self._running and self._stop_at is None:
-      self._standbys.refill()
 
   def _poll_replica(self, replica: int, processes: list[Child]) -> None:
     ended = [p.has_ended() for p in processes]

@@ -33,20 +33,17 @@ class Standbys:
     # The one that does not wait yet.
     self._starting: Child | None = None
 
-  def take(self) -> Child:
-    """Takes one away, to become a replica."""
-    taken = self.processes.pop(0)
-    if taken is self._starting:
-      self._starting = None
-    return taken
+  def poll(self, refills: bool) -> None:
+    """Passes on what they print, gives up those that have ended, and starts others.
 
-  def poll(self) -> None:
-    """Passes on what they print, and gives up those that have ended."""
+    Args:
+      refills: whether another one is started if there are too few. One after another:
+        while they import and compile, replicas train beside them.
+    """
     for process in list(self.processes):
       ended = process.has_ended()
       process.read_prints()
-      is_ready = any(e.get("event") == "standby" for e in process.read())
-      if process is self._starting and (ended or is_ready):
+      if any(e.get("event") == "standby" for e in process.read()):
         self._starting = None
       if ended:
         process.kill()
@@ -55,12 +52,8 @@ class Standbys:
         self._wanted -= 1
         how = child.ending(process.popen)
         self._say(f"a standby {how}, and is not replaced")
-
-  def refill(self) -> None:
-    """Starts another one if there are too few, and all others wait.
-
-    One after another: while they import and compile, replicas train beside them.
-    """
-    if self._starting is None and len(self.processes) < self._wanted:
+    # Not if it has ended, or has become a replica.
+    is_starting = self._starting in self.processes
+    if refills and not is_starting and len(self.processes) < self._wanted:
       self._starting = self._start()
       self.processes.append(self._starting)
