@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from optax_dist._internal import checks
-from optax_dist.coordinator.protocol import entries
+from optax_dist.coordinator.protocol import codec, entries
 from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.transport import addresses, handshake, tls
 
@@ -46,7 +46,9 @@ def _ports(name: str, value: Any) -> None:
 
 _CHECKS: Mapping[str, Callable[[str, Any], object]] = {
   "replicas_to_aggregate": checks.count,
-  "total_num_replicas": checks.count,
+  "total_num_replicas": lambda name, value: checks.count(
+    name, value, most=codec.MOST_NAMED
+  ),
   "coordinator_address": _text,
   "replica": lambda name, value: checks.count(name, value, least=0),
   "lower_on_leave": checks.flag,

@@ -74,6 +74,8 @@ def _claim(draft: State, event: ev.Claim) -> None:
   for other, held in state.held.items():
     if other != holder:
       taken += [held.out, held.accepted]
+  if not state.can_have(spans):
+    spans = ()
   if state.data.deterministic:
     # A slot may be leased twice; the rest of such a lease stays.
     spans = sp.minus(spans, (span for part in taken for span in part))
@@ -84,7 +86,6 @@ def _claim(draft: State, event: ev.Claim) -> None:
     or not state.progress.is_open(spans)
     or sp.overlap(state.abandoned, spans)
     or sp.size(spans) % state.unit
-    or sp.size(sp.union(spans)) != sp.size(spans)
     # An earlier coordinator may have given up samples that are open again.
     or (state.limit is not None and max(b for _, b in spans) > state.limit)
   ):

@@ -119,6 +119,13 @@ class State:
     assert self.limit is not None
     return sp.size(self.pool) + self.limit - self.cursor
 
+  def can_have(self, spans: Spans) -> bool:
+    """Whether a gradient can be on these samples: each once, and whole slots."""
+    slot = self.unit if self.data.deterministic else 1
+    return sp.size(sp.union(spans)) == sp.size(spans) and all(
+      start < stop and start % slot == stop % slot == 0 for start, stop in spans
+    )
+
   @property
   def exhausted(self) -> bool:
     """Whether the remaining samples no longer fill a step."""

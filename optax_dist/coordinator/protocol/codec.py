@@ -23,9 +23,14 @@ _MAX_INT = (1 << 63) - 1
 Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MAX_INT, le=_MAX_INT)]
 Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INT)]
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=_MAX_INT)]
+# How many replicas or processes there are, each of which may have to be named.
+MOST_NAMED = 1 << 16
+Several: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST_NAMED)]
 Finite: TypeAlias = Annotated[
   float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
 ]
+# What a clock can have measured: sums of some are finite, too.
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 
 #: A copy of a struct with other values in some of its fields.
 replace = msgspec.structs.replace

@@ -55,7 +55,8 @@ class Config:
       ValueError: the message says why.
     """
     rules = self.rules
-    for name in ("timeout", "transfer_timeout", "silence_timeout"):
+    times = ("timeout", "transfer_timeout", "silence_timeout", "stall_warning")
+    for name in times:
       seconds = getattr(rules, name)
       if seconds is not None and not 0 < seconds <= deadlines.LONGEST:
         raise ValueError(f"{name} is {seconds} s")

@@ -18,6 +18,7 @@ from optax_dist.coordinator.protocol.codec import (
   Integer,
   Natural,
   Positive,
+  Several,
   Struct,
 )
 from optax_dist.ledger import NOTHING_DONE, Batches, Progress, Spans
@@ -192,7 +193,7 @@ class Rules(Struct):
   """
 
   replicas_to_aggregate: Positive = 1
-  total_num_replicas: Positive = 1
+  total_num_replicas: Several = 1
   max_staleness: Natural = 0
   weight: str | None = None
   lower_on_leave: bool = True

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from optax_dist.coordinator.protocol.codec import Finite
+from optax_dist.coordinator.protocol.codec import Finite, Seconds
 from optax_dist.coordinator.protocol.entries import Committed, Ended
 from optax_dist.ledger import Span
 
@@ -148,13 +148,13 @@ class Timings(msgspec.Struct, frozen=True):
     bytes_out: bytes of gradients, means and states sent since then.
   """
 
-  total: Finite
-  compiled: Finite
-  cpu: Finite
-  encoded: Finite
-  waited: Finite
-  exchanged: Finite
-  applied: Finite
+  total: Seconds
+  compiled: Seconds
+  cpu: Seconds
+  encoded: Seconds
+  waited: Seconds
+  exchanged: Seconds
+  applied: Seconds
   bytes_in: int | None = None
   bytes_out: int | None = None
 

@@ -23,6 +23,8 @@ from optax_dist.coordinator.protocol.codec import (
   Integer,
   Natural,
   Positive,
+  Seconds,
+  Several,
   Struct,
 )
 from optax_dist.coordinator.protocol.entries import (
@@ -81,8 +83,8 @@ class Hello(Struct):
   applied: Integer
   lease: Spans = ()
   follows: tuple[tuple[str, Integer], ...] = ()
-  since: Finite = 0.0
-  compute: Finite = 0.0
+  since: Seconds = 0.0
+  compute: Seconds = 0.0
 
 
 class SubmitGradient(Struct):
@@ -117,7 +119,7 @@ class SubmitGradient(Struct):
   finite: bool
   payload: bytes = b""
   batches: str = ""
-  compute: Finite | None = None
+  compute: Seconds | None = None
   timings: Timings | None = None
   data: Spans = ()
   work: bytes = b""
@@ -249,7 +251,7 @@ class Welcome(Struct):
   progress: Progress
   anew: bool
   alone: bool
-  ends_in: Finite | None = None
+  ends_in: Seconds | None = None
 
 
 class Round(Struct):
@@ -415,7 +417,7 @@ class Meet(Struct):
   run: str
   replica: ReplicaId
   index: Natural
-  count: Positive
+  count: Several
   address: str
   generation: str = ""
 

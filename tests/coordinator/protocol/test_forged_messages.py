@@ -18,6 +18,7 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.coordinator.coordinator import Coordinator
 from optax_dist.coordinator.protocol.history import History
+from optax_dist.coordinator.protocol.policies import policy
 from optax_dist.coordinator.server import configure
 
 _LARGEST = (1 << 63) - 1
@@ -53,7 +54,7 @@ def odd(value):
     for name in value.__struct_fields__:
       for other in odd(getattr(value, name)):
         yield codec.replace(value, **{name: other})
-  elif isinstance(value, ledger.Batches):
+  elif isinstance(value, ledger.Batches | ledger.Progress):
     for name, other in itertools.product(value.__dataclass_fields__, ODD):
       changed = copy.copy(value)
       object.__setattr__(changed, name, other)
@@ -143,6 +144,7 @@ class World:
     return messages.SubmitGradient(
       *(self.sequence, own, step, max(1, count)),
       *(True, payload),
+      timings=messages.Timings(*[0.0] * 7),
       data=lease,
     )
 
@@ -173,6 +175,7 @@ def valid(world):
   yield messages.Fingerprint(0, "digest")
   yield world.hello(1)
   yield messages.Meet("", 1, 0, 2, "host:1", "generation")
+  yield messages.Meet("", 2, 0, 2, "host:1")
   yield messages.Host("", 0, "", "host", (0, 1), (1,), "why", ("b",))
 
 
@@ -207,6 +210,90 @@ def test_nonsense_of_a_member_costs_that_member_alone(kind):
         # It brings another state, from which the run begins again.
         assert isinstance(message, messages.Hello), message
       world.pass_time(10.0)
+
+
+def twisted(spans):
+  """Samples that are as many as these, and of which some are not."""
+  ((start, stop),) = spans
+  middle = (start + stop) // 2
+  yield ((start, middle), (start, middle))
+  yield ((middle, stop), (middle, stop))
+  yield (*spans, (stop, start), *spans)
+  yield ((stop, start), *spans)
+
+
+@pytest.mark.parametrize("kind", ["leased", "slots"])
+def test_a_gradient_on_samples_that_cant_be_costs_its_member_alone(kind):
+  before = World(kind)
+  for replica, peer in enumerate("ab"):
+    before.join(peer, before.hello(replica))
+  good = before.gradient("b")
+  for data in twisted(good.data):
+    world = copy.deepcopy(before)
+    world.say("b", codec.replace(good, data=data))
+    assert "b" in world.gone
+    world.take_step("a")
+    assert world.core.history.step == 1
+
+
+def test_a_claim_of_half_a_slot_does_not_split_the_slots_of_others():
+  world = World("slots")
+  world.job = codec.replace(
+    world.job, data=ledger.Batches(96, 8, micro_batch=2, deterministic=True)
+  )
+  for replica, peer in enumerate("ab"):
+    world.join(peer, world.hello(replica))
+  world.core = Coordinator(configure.config_of, world.core.history, "")
+  world.give(ins.Started())
+  for replica, (peer, lease) in enumerate((("b", ((1, 3),)), ("a", ()))):
+    hello = world.hello(1 - replica)
+    world.say(
+      peer,
+      codec.replace(
+        hello, epoch=0, beginnings=1, incarnation=1 - replica, lease=lease
+      ),
+    )
+    world.say(peer, messages.Applied(0))
+  leases = [
+    message.lease
+    for _, message in world.told
+    if isinstance(message, messages.RequestGradients)
+  ]
+  assert all(end % 2 == 0 for lease in leases for span in lease for end in span)
+
+
+def test_a_share_too_small_to_weigh_is_refused():
+  """The weights of a step's gradients are relative to each other."""
+  world = World("inline")
+  for replica, peer in enumerate("ab"):
+    world.join(peer, world.hello(replica))
+  share = policy.SHARE.encode(policy.Share(sys.float_info.min / 8))
+  world.say("b", codec.replace(world.gradient("b"), work=share))
+  world.take_step("a")
+  assert world.core.history.step == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_that_makes_no_run_is_refused_by_name(kind):
+  """Of the first process that calls, whose state would be that of all."""
+  before, refused = World(kind), 0
+  good = before.hello(1)
+  progress = ledger.Progress(8, ((2, 4),), ((5, 6),))
+  start = codec.replace(good.start, progress=progress)
+  for other in odd(start):
+    message = received(codec.replace(good, start=other))
+    if message is None:
+      continue
+    world = copy.deepcopy(before)
+    world.join("b", message)
+    if isinstance(world.told[-1][1], messages.Refused):
+      assert "The state of replica 1 makes no run: " in world.told[-1][1].reason
+      refused += 1
+    world.join("a", world.hello(0))
+    if kind not in ("slots", "fragments"):
+      world.take_step("a")
+    world.pass_time(10.0)
+  assert refused > 5
 
 
 @pytest.mark.parametrize("kind", KINDS)

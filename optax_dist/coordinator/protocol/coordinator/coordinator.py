@@ -110,13 +110,15 @@ class Coordinator:
       self._run.step(input_, now)
 
   def _makes_a_run(self, peer: Process, hello: msg.Hello) -> bool:
-    """Refuses a job that makes no run; those of others go on."""
-    if hello.job == self.history.job:
-      return True
+    """Refuses a job or a state that makes no run; those of others go on."""
+    what = "job"
     try:
-      self._configure(hello.job).check()
+      if hello.job != self.history.job:
+        self._configure(hello.job).check()
+      what = "state"
+      hello.start.progress.check(hello.job.data)
     except ValueError as error:
-      text = f"The job of replica {hello.replica!r} makes no run: {error}."
+      text = f"The {what} of replica {hello.replica!r} makes no run: {error}."
       self._out.add(fx.Log(text))
       self._out.send(peer, msg.Refused(text))
       return False

@@ -163,6 +163,8 @@ class LeaseManager(Policy):
   def check_gradient(
     self, incarnation: Incarnation, message: SubmitGradient
   ) -> GradientCheck:
+    if not self.state.can_have(message.data):
+      return GradientCheck("a gradient on samples that are none", False)
     refusal = ""
     if self._slots is not None:
       refusal = self._slots.admit(incarnation, message, self.now)

@@ -35,7 +35,7 @@ class Share(codec.Struct):
     share: of the round's own steps, how many it has taken.
   """
 
-  share: Annotated[float, msgspec.Meta(gt=0, le=1)]
+  share: Annotated[float, msgspec.Meta(ge=1e-9, le=1)]
 
 
 #: `SubmitGradient.work`, of what has fewer steps than others.
