@@ -164,14 +164,13 @@ class CoordinatedOptimizer:
     self._optimizer, self._options = optimizer, options
     self._initial = strategy.initialized_by(optimizer)
     self._total_steps = total_steps
-    self._owner = memberships.top_frame()
-    self._memberships: list[memberships.Membership] = []
+    self._owner = memberships.Owner()
     # Under jit, JAX is called in this thread and not in the callback.
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "optax-dist-behind")
     self._lock = threading.Lock()
     self._preempted: preemption.Preemption | None = None
     self._failure: BaseException | None = None
-    self._closed = self._final_params_seen = self._defer_errors = False
+    self._closed = self._final_params_seen = False
     # The structures of the parameters and of the optimizer's state.
     self._shapes: tuple[Any, Any] = None, None
     self._last: _Update | None = None
@@ -203,7 +202,6 @@ class CoordinatedOptimizer:
       The error that ended this replica's part in the run; under jit, the trainer
         would see it as one of XLA's.
     """
-    self._defer_errors = True
     left = iter(batches)
     with self._leaving_on_sigterm() as preempted:
       while self._failure is None and not (self.finished or preempted.look()):
@@ -340,18 +338,18 @@ class CoordinatedOptimizer:
       except BaseException as error:
         self._failure = error
         if not running.done():  # A signal, such as that of Ctrl-C.
-          for made in self._memberships:
+          for made in self._owner.made:
             made.end(f"it has raised {error!r:.200}", error)
-    if self._failure is not None and not self._defer_errors:
+    if self._failure is not None and self._preempted is None:
       raise self._failure
-    # The trainer goes on with what it has until it asks for a batch.
+    # Inside `until_finished` the trainer goes on until it asks for a batch.
     calls = np.int32(int(state.calls) + 1)
     return params, state._replace(calls=calls, finished=np.bool_(True))
 
   def _join(self, params: Any, state: Any) -> Replica:
     """Joins the run with copies of the trainer's arrays, which it may donate."""
     shape, inner_shape = self._shapes
-    with memberships.owned_by(self._owner) as self._memberships:
+    with self._owner.joins():
       replica = joining.join(
         _reachable(self._optimizer, shape),
         list(map(_copy, params)),

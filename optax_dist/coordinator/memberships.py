@@ -42,16 +42,17 @@ class Membership:
       if its number had none.
   """
 
-  def __init__(self, *key: str):
+  def __init__(self, owner: types.FrameType, *key: str):
     """Creates it; `begin` makes it known.
 
     Args:
+      owner: the program or notebook cell that it is for.
       *key: its key.
     """
     self.key = key
     self.part: participant.Participant | None = None
     self.follows: tuple[tuple[str, int], ...] = ()
-    self._owner = getattr(_calls, "owner", None) or top_frame()
+    self._owner = owner
     self._since = time.monotonic()
     self._process = os.getpid()
     self._replica: weakref.ref[Replica] | None = None
@@ -127,6 +128,28 @@ class Membership:
       self._remove_handlers()
 
 
+class Owner:
+  """The program or notebook cell that memberships are for: that of the caller.
+
+  Attributes:
+    frame: its frame.
+    made: its memberships, from their beginning on.
+  """
+
+  def __init__(self) -> None:
+    self.frame = _top_frame()
+    self.made: list[Membership] = []
+
+  @contextlib.contextmanager
+  def joins(self) -> Iterator[None]:
+    """What this thread joins meanwhile is for this owner."""
+    _calls.owner = self
+    try:
+      yield
+    finally:
+      _calls.owner = None
+
+
 _lock = threading.Lock()
 # For whom this thread calls `join`, if not for its own program or cell.
 _calls = threading.local()
@@ -147,8 +170,9 @@ def begin(*key: str) -> Iterator[Membership]:
   Raises:
     CoordinatorError: this process is that replica already.
   """
-  made = Membership(*key)
-  getattr(_calls, "made", []).append(made)
+  owner = getattr(_calls, "owner", None) or Owner()
+  made = Membership(owner.frame, *key)
+  owner.made.append(made)
   with _lock:
     if not _known:
       atexit.register(_leave_all)
@@ -201,21 +225,7 @@ def _leave_all() -> None:
         part.abort(f"it has raised {error!r:.200}", error)
 
 
-@contextlib.contextmanager
-def owned_by(owner: types.FrameType) -> Iterator[list[Membership]]:
-  """Memberships that this thread begins are for the program that this frame is.
-
-  Yields:
-    These memberships, from their beginning on.
-  """
-  _calls.owner, _calls.made = owner, []
-  try:
-    yield _calls.made
-  finally:
-    _calls.owner, _calls.made = None, []
-
-
-def top_frame() -> types.FrameType:
+def _top_frame() -> types.FrameType:
   """The program or notebook cell that the caller belongs to."""
   frame: types.FrameType | None = sys._getframe(1)
   assert frame is not None
