@@ -69,6 +69,8 @@ class Hello(Struct):
     since, compute: seconds since it knows of the last one of these steps, and that its
       last gradient took; 0 if unknown. A coordinator that has started again has not
       seen the step begin.
+    nonce: of the run that has welcomed it; "" for none. In another log the same numbers
+      mean something else.
   """
 
   job: Job
@@ -85,6 +87,7 @@ class Hello(Struct):
   follows: tuple[tuple[str, Integer], ...] = ()
   since: Seconds = 0.0
   compute: Seconds = 0.0
+  nonce: str = ""
 
 
 class SubmitGradient(Struct):

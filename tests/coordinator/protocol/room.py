@@ -109,6 +109,7 @@ class Room:
   def __init__(self) -> None:
     self.now = 0.0
     self.log: list[Record] = []
+    self.starts = 0
     self.told: list[str] = []
     self.rules = Rules()
     self.data: ledger.Batches | None = None
@@ -166,7 +167,8 @@ class Room:
     history = History()
     for record in self.log:
       history.apply(record)
-    self.chief = Coordinator(self.config, history, f"nonce {len(self.log)}")
+    self.starts += 1
+    self.chief = Coordinator(self.config, history, f"nonce {self.starts}")
     self.give(_CHIEF, ins.Started())
 
   def do_start(self, *names: str) -> None:

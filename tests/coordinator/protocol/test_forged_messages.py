@@ -250,7 +250,9 @@ def test_a_claim_of_half_a_slot_does_not_split_the_slots_of_others():
     world.say(
       peer,
       codec.replace(
-        hello, epoch=0, beginnings=1, incarnation=1 - replica, lease=lease
+        *(hello,),
+        **{"epoch": 0, "beginnings": 1, "nonce": "a nonce"},
+        **{"incarnation": 1 - replica, "lease": lease},
       ),
     )
     world.say(peer, messages.Applied(0))

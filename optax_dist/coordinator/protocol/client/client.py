@@ -203,6 +203,7 @@ class Client:
       me.follows,
       known.since(now),
       known.compute,
+      known.nonce,
     )
     self._out.append(fx.Send((me.coordinator,), hello))
 
@@ -242,7 +243,8 @@ class Client:
       self._warn_of_coordinator("is there again")
     self._connection.welcome()
     self._out.append(fx.UseRun(welcome.nonce))
-    stays = welcome.incarnation == self.incarnation >= 0
+    # Members of another log had the same numbers.
+    stays = not welcome.anew and welcome.incarnation == self.incarnation >= 0
     first = self._known.epoch < 0
     # Or some of the steps that it has missed are not kept any more.
     is_whole = not welcome.anew and self._known.read == welcome.step

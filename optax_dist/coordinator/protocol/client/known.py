@@ -21,6 +21,7 @@ class Known:
   Attributes:
     epoch: of the last coordinator that has welcomed it; -1 for none.
     beginnings: how often the run had begun by then.
+    nonce: of that run; "" before.
     read: how many steps there are.
     progress: the samples in these, if samples are leased.
     lineage: the runs that it continues.
@@ -41,7 +42,7 @@ class Known:
       out: the list to which effects are appended.
     """
     self._process, self._has_data, self._out = process, has_data, out
-    self.epoch, self.beginnings = -1, 0
+    self.epoch, self.beginnings, self.nonce = -1, 0, ""
     self.read, self.progress = start.step, start.progress
     self.lineage = start.lineage
     # The samples in the steps since its state.
@@ -73,6 +74,7 @@ class Known:
       now: the time.
     """
     self.epoch, self.beginnings = welcome.epoch, welcome.beginnings
+    self.nonce = welcome.nonce
     self.read, self.progress = welcome.step, welcome.progress
     if welcome.anew:
       self._progress_at.clear()  # Of other steps with these numbers.

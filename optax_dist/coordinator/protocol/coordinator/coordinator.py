@@ -14,6 +14,7 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.coordinator.hosts import Hosts
 from optax_dist.coordinator.protocol.coordinator.meetings import Meetings
@@ -91,10 +92,14 @@ class Coordinator:
         if isinstance(message, msg.Hello):
           if not self._makes_a_run(peer, message):
             return
-          if message.epoch > self.history.epoch and not self._follow_up(
-            peer, message
-          ):
+          # Whom it has not welcomed may be of a coordinator with its number.
+          welcomed_by = self.history.epoch - (self._run is None)
+          if message.epoch > welcomed_by and not self._follow_up(peer, message):
             return
+          if message.nonce != self.history.nonce:
+            # What it was told is of another log.
+            message = replace(message, incarnation=-1, beginnings=0)
+            input_ = ins.Received(peer, message)
           if self._run is None:
             self._begin(Began(message.start, message.job), now)
       case ins.PeerLost(peer, how, reason):
