@@ -23,7 +23,7 @@ those of a process that is held. A script's lines are commands:
     kill a | break a | hold a | let a          processes and their connections
     renew a                                    a has lost its connection, and calls
     silent a | wake a                          it is not heard; it is there again
-    wait 5                                     seconds
+    wait 5 | late 5                            seconds; nobody has looked at the clock
 """
 
 from __future__ import annotations
@@ -294,6 +294,9 @@ class Room:
 
   def do_let(self, name: str) -> None:
     self.queue.extend(self.held.pop(name))
+
+  def do_late(self, seconds: str) -> None:
+    self.now += float(seconds)
 
   def do_wait(self, seconds: str) -> None:
     end, inputs = self.now + float(seconds), 0

@@ -306,7 +306,7 @@ class Client:
       self._out.append(fx.Log(f"{peer} sent a forged message: {text}"))
       self._out.append(fx.Send((peer,), msg.Rejected(text)))
       return
-    self._connection.last_message = now, type(message).__name__
+    self._connection.heard(type(message).__name__, now)
     match message:
       case msg.Welcome():
         if self._connection.status == "called":

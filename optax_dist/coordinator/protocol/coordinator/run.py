@@ -510,13 +510,16 @@ class Run:
     """Does what follows from an input, and from the time."""
     self._compare()
     consequences = self._steps.consequences
-    while not self._ending.is_over:
+    # Of what begins again nothing more is decided.
+    while not (self._ending.is_over or self.begins_again):
       self._check()
       if not consequences:
         break
       self._follow(consequences.pop(0))
     else:
       consequences.clear()
+    if self._ending.is_over:
+      self._compare()  # There is no verdict to wait for any more.
     self._members.waiting()  # So that equal states compare equal.
 
   def _check(self) -> None:
@@ -537,6 +540,8 @@ class Run:
     at_least = steps.step + (current is not None and current.is_announced)
     self._snapshots.serve(steps.step, at_least, self._now)
     self._wait_for_state()
+    if self.begins_again:
+      return
     self._complete_departures()
     if not consequences:
       self._ending.check(self._now)
