@@ -243,6 +243,7 @@ class Welcome(Struct):
     alone: whether there is no other member.
     ends_in: seconds in which the present step is expected to end, if that does not
       wait for the new member; None otherwise, or if it is not known.
+    changes: the number of the receiver's last `SetHyperparams` that is in the log.
   """
 
   epoch: Natural
@@ -255,6 +256,7 @@ class Welcome(Struct):
   anew: bool
   alone: bool
   ends_in: Seconds | None = None
+  changes: Natural = 0
 
 
 class Round(Struct):

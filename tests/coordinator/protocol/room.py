@@ -18,6 +18,7 @@ those of a process that is held. A script's lines are commands:
     fail b a                                   b gets nothing of a
     snapshots                                  snapshots that are fetched are there
     leave a | finish a | save a | abort a      what a training loop wants
+    set a rate 0.1                             a hyperparameter
     fingerprint a 5f                           the digest of its state
     kill coordinator | restart | lose 1        it ends; starts; forgets records
     kill a | break a | hold a | let a          processes and their connections
@@ -93,7 +94,8 @@ def short(value: Any) -> str:
       for name in value.__struct_fields__:
         result = getattr(value, name)
         empty = result is None or (
-          isinstance(result, str | bytes | tuple) and not result
+          (isinstance(result, str | bytes | tuple) or name == "changes")
+          and not result
         )
         if name not in _LEFT_OUT and not empty and result is not False:
           what = "" if result is True else f"={short(result)}"
@@ -247,6 +249,9 @@ class Room:
 
   def do_save(self, name: str) -> None:
     self.give(name, msg.Save())
+
+  def do_set(self, name: str, what: str, value: str) -> None:
+    self.give(name, msg.SetHyperparams(((what, float(value)),)))
 
   def do_abort(self, name: str) -> None:
     self.give(name, msg.Leave(True, "an exception"))

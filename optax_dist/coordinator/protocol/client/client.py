@@ -273,6 +273,7 @@ class Client:
     self.applier.report_state()
     for submitted in self.submissions.unresolved.values():
       self._arrive(submitted)
+    self._requests.are_set(welcome.changes)
     for request in self._requests.all():
       self._request(request, now)
 

@@ -40,8 +40,10 @@ class Requests:
     """
     self._process, self._limits = process, limits
     self._last: dict[type, msg.Message] = {}
-    # How often it has asked to set hyperparameters.
+    # How often it has asked to set hyperparameters, and those that are in no commit,
+    # each with the request that it is of.
     self._changes = 0
+    self._values: dict[str, tuple[float, int]] = {}
     self.leave_by, self.ends = math.inf, False
 
   def __contains__(self, kind: type) -> bool:
@@ -59,11 +61,20 @@ class Requests:
 
   def hyperparams(self, values: Hyperparams) -> msg.SetHyperparams:
     """The request to set these, and those that are in no commit yet."""
-    old = self._last.get(msg.SetHyperparams)
-    if isinstance(old, msg.SetHyperparams):
-      values = tuple((dict(old.values) | dict(values)).items())
     self._changes += 1
+    self._values |= {name: (value, self._changes) for name, value in values}
+    return self._set()
+
+  def _set(self) -> msg.SetHyperparams:
+    values = tuple([(name, value) for name, (value, _) in self._values.items()])
     return msg.SetHyperparams(values, self._changes)
+
+  def are_set(self, number: int) -> None:
+    """Forgets hyperparameters of requests up to this one, which is in the log."""
+    self._values = {n: of for n, of in self._values.items() if of[1] > number}
+    self._last.pop(msg.SetHyperparams, None)
+    if self._values:
+      self._last[msg.SetHyperparams] = self._set()
 
   def all(self) -> list[msg.Message]:
     """Those that have yet to be done, in order."""
@@ -77,6 +88,6 @@ class Requests:
     """Forgets what a commit has done."""
     if commit.save:
       self._last.pop(msg.Save, None)
-    latest = self._process, self._changes
-    if latest in [(c.process, c.number) for c in commit.changes]:
-      self._last.pop(msg.SetHyperparams, None)
+    for change in commit.changes:
+      if change.process == self._process:
+        self.are_set(change.number)

@@ -374,6 +374,7 @@ class Run:
         anew,
         len(history.members) < 2,
         ends_in,
+        history.changes.get(peer, 0),
       ),
     )
     if history.ended is not None:

@@ -1,0 +1,44 @@
+"""What a replica requests is done once, whatever it hears of it."""
+
+from optax_dist.coordinator.protocol.history import RECENT
+from tests.coordinator.protocol.room import Room
+
+
+def _room(*commands):
+  room = Room()
+  for command in commands:
+    room.execute(command)
+  return room
+
+
+def test_what_was_set_while_a_replica_was_away_is_not_set_again():
+  """Not even with its next request: another replica may have set it since."""
+  room = _room(
+    "run needed=1 replicas=2 inline_bytes=8 lower_on_loss=yes",
+    "start a b",
+    "submit a",
+    "submit b",
+    "set b rate 0.1",
+    "hold b",
+    *["submit a"] * (RECENT + 1),
+    "break b",
+    "let b",
+    "wait 1",
+    "snapshots",
+    "set a rate 0.01",
+    "submit a",
+  )
+  assert "values=[['momentum', 0.9]]" in room.execute("set b momentum 0.9")[0]
+
+
+def test_what_is_not_set_yet_is_set_with_the_next_request():
+  room = _room(
+    "run needed=1 replicas=2 inline_bytes=8", "start a b", "set b rate 0.1"
+  )
+  told = room.execute("set b momentum 0.9")[0]
+  assert "values=[['rate', 0.1], ['momentum', 0.9]], number=2" in told
+  room.execute("kill coordinator")
+  room.execute("set b rate 0.2")
+  room.execute("restart")
+  told = "".join(room.execute("wait 1"))
+  assert "values=[['rate', 0.2], ['momentum', 0.9]], number=3" in told
