@@ -122,7 +122,7 @@ class Room:
     self.connected: set[str] = set()
     self.away: set[str] = set()
     self.rounds: dict[str, dict[RoundId, fx.Aggregate]] = {}
-    self.fetches: dict[str, tuple[msg.Fetch, int]] = {}
+    self.fetches: dict[str, int] = {}
     self.served: dict[int, int] = {}
     self.sequences: collections.Counter[str] = collections.Counter()
     self.incarnations: collections.Counter[str] = collections.Counter()
@@ -237,9 +237,11 @@ class Room:
       self.give(name, msg.Failed(round_, failed[0], "nothing came"))
 
   def do_snapshots(self) -> None:
-    for name, (fetch, step) in list(self.fetches.items()):
-      del self.fetches[name]
-      self.give(name, ins.SnapshotFetched(fetch.transfer, step))
+    for name, transfer in list(self.fetches.items()):
+      if transfer in self.served:
+        del self.fetches[name]
+        step = self.served[transfer]
+        self.give(name, ins.SnapshotFetched(transfer, step))
 
   def do_leave(self, name: str) -> None:
     self.give(name, msg.Leave(lost=False))
@@ -408,7 +410,7 @@ class Room:
       case msg.Serve():
         self.served[effect.transfer] = self.steps[name]
       case msg.Fetch():
-        self.fetches[name] = (effect, self.served.get(effect.transfer, -1))
+        self.fetches[name] = effect.transfer
       case fx.Restore():
         self.steps[name] = effect.step
 

@@ -63,6 +63,7 @@ class Ending:
     if self.since is None and not self.is_over:
       self._reason = reason
       self._steps.ruling.apply(quorum.Finish())
+      self._steps.end()
 
   def check(self, now: float) -> None:
     """Ends the run once all have the final state, or after a while."""

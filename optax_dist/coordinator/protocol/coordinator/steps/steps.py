@@ -199,7 +199,7 @@ class Steps:
     """No more steps are taken."""
     self._stall.end()
     self.rounds.void_early()
-    self.rounds.end(cancel=True)
+    self._cancel_round()
 
   # Members.
 
@@ -391,8 +391,16 @@ class Steps:
         )
         self._out.notify_all(self._members, msg.Stalled(self.step, 0.0, why))
 
+  def _cancel_round(self) -> bool:
+    """Ends the round without a commit; returns whether there was one."""
+    for state in self._members:
+      if state.applied > self.step:
+        # Its snapshot waits for a step that won't be committed now.
+        state.server = None
+    return self.rounds.end(cancel=True) is not None
+
   def _abandon(self, abandon: quorum.Abandon) -> None:
-    if self.rounds.end(cancel=True) is None:
+    if not self._cancel_round():
       return
     self._out.note(
       journal_events.Abandon(
@@ -402,9 +410,6 @@ class Steps:
         f"replica {abandon.failed_replica!r} could not do its part",
       )
     )
-    for state in self._members:
-      # A snapshot may wait for a step that won't be committed now.
-      state.server = None
 
   def _commit(
     self, commit: quorum.Commit, tokens: dict[ReplicaId, int]
