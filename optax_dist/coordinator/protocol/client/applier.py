@@ -299,6 +299,7 @@ class Applier:
       self._send(Applied(self.step))
       return
     self._fetch, self._has_requested = message, False
+    self._todo.clear()  # It will have the steps so far.
     self.means.snapshot_first()
     self._out.append(message)
 
