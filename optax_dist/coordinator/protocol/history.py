@@ -130,7 +130,9 @@ class History:
       case Began(start, job):
         self.beginnings += 1
         if self.ended is not None or self.job != job:
-          self.departed.clear()  # It is another run.
+          # It is another run.
+          self.departed.clear()
+          self.applied, self.dropped = 0, ()
         self.ended = None
         self.job, self.origin = job, start
         self.step, self.progress = start.step, start.progress

@@ -12,6 +12,7 @@ those of a process that is held. A script's lines are commands:
     submit a long                              a gradient with a byte too many
     submit a 1 0-1                             one on sample 0, which is leased to a
     stranger c                                 a replica of another job starts
+    again a2                                   one of the program that all others were of
     absent 1 2 | absent 1 given up             these have ended, and never joined
     ended b                                    its process has, says its launcher
     means | means b                            means that are under way are there
@@ -48,6 +49,7 @@ from optax_dist.coordinator.protocol.entries import (
   RoundId,
   Rules,
   Start,
+  run_id,
 )
 from optax_dist.coordinator.protocol.history import History
 
@@ -180,6 +182,12 @@ class Room:
 
   def do_stranger(self, name: str) -> None:
     self.begin(name, "another one")
+
+  def do_again(self, name: str) -> None:
+    assert self.chief is not None
+    history = self.chief.history
+    run, count = run_id(history.nonce), history.next_incarnation
+    self.begin(name, "the one", tuple((run, i) for i in range(count)))
 
   def do_bring(self, digest: str, step: str) -> None:
     self.brought = Start(int(step), digest)
@@ -325,9 +333,14 @@ class Room:
 
   # What happens then.
 
-  def begin(self, name: str, optimizer: str) -> None:
+  def begin(
+    self, name: str, optimizer: str, follows: tuple[tuple[str, int], ...] = ()
+  ) -> None:
     replica, start = "abcdefgh".index(name[0]), self.brought
-    me = Me(name, replica, f"at {name}", start, _CHIEF, "at the coordinator")
+    me = Me(
+      *(name, replica, f"at {name}", start, _CHIEF, "at the coordinator"),
+      follows=follows,
+    )
     job = Job((("optimizer", optimizer),), self.rules, data=self.data)
     self.clients[name] = Client(self.config(job), me)
     self.rounds[name], self.steps[name] = {}, start.step
