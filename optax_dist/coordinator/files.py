@@ -11,10 +11,16 @@ import pathlib
 def check_regular(path: str | os.PathLike[str]) -> None:
   """Refuses a pipe or a device: opening one may wait for ever for its other end.
 
+  So it does a name that can't be told to other processes, in messages.
+
   Raises:
     OSError: it is one.
   """
   path = pathlib.Path(path)
+  try:
+    str(path).encode()
+  except UnicodeEncodeError:
+    raise OSError(errno.EILSEQ, "Its name is not in UTF-8", str(path)) from None
   if path.exists() and not (path.is_file() or path.is_dir()):
     raise OSError(
       errno.EINVAL, "It is no regular file (a pipe or a device)", str(path)

@@ -250,7 +250,9 @@ def join(
         on_stuck=_end if line or chosen.step_timeout else None,
         follows=membership.follows,
       )
-      tell = None if line is None else line.say
+      tell = None
+      if line is not None:
+        tell = functools.partial(line.say, run=chosen.run)
       made = replicas.Replica(part, preempted=preempted, tell=tell)
       ends = preempted.remove if preempted is not None else lambda: None
       membership.belongs_to(made, part, ends)

@@ -15,7 +15,7 @@ from typing import IO
 
 from optax_dist.coordinator.launch import channel, output
 from optax_dist.coordinator.launch.channel import Event
-from optax_dist.coordinator.launch.environment import variable
+from optax_dist.coordinator.launch.environment import inherited, variable
 
 # Blocks of what it prints that are read at once, and of one that has ended: more
 # than a pipe can hold.
@@ -29,6 +29,7 @@ class Child:
     name: for messages.
     popen: the process.
     printed: receives its output.
+    joined: whether it has said that it has joined a run.
   """
 
   def __init__(
@@ -46,7 +47,7 @@ class Child:
       name: for messages, and for the file of its output.
       command: the program; if it creates a `Channel`, or calls
         `coordinator.join`, it can send messages to its launcher.
-      env: variables to add to this process's own.
+      env: variables to add to this process's own, but for those of a job.
       folder: where the file of its output goes; None for no file.
       echo: called with each line of it.
 
@@ -61,7 +62,7 @@ class Child:
       self.popen = subprocess.Popen(
         list(command),
         env={
-          **os.environ,
+          **inherited(),
           **(env or {}),
           variable("channel"): str(theirs.fileno()),
         },
@@ -74,6 +75,7 @@ class Child:
     for stream in self._streams():
       os.set_blocking(stream.fileno(), False)
     self._rest = b""
+    self.joined = False
 
   @property
   def pid(self) -> int:

@@ -191,6 +191,18 @@ def _variables(values: Mapping[str, Any]) -> dict[str, str]:
   }
 
 
+def inherited() -> dict[str, str]:
+  """The environment, without what tells this process of a job that it is in itself.
+
+  A launcher may run within another job, whose number of a process, say, would be taken
+  for one of its own. What is for launchers stays.
+  """
+  kinds = Environment, ProcessEnvironment
+  fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+  names = set(map(variable, fields - {"nodes", "node_rank", "address"}))
+  return {name: x for name, x in os.environ.items() if name not in names}
+
+
 def variable(field: str) -> str:
   """The name of a field's variable.
 

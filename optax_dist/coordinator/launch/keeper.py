@@ -59,24 +59,21 @@ class Keeper:
 
   def __init__(
     self,
+    settings: Settings | None,
     placement: Placement,
     environment: Environment,
-    log: Log,
     setup: child.Setup,
   ):
-    """Starts the coordinator if it belongs here, and waits until it is ready.
+    """Starts the coordinator if it belongs here.
 
     Args:
+      settings: see `settings_of`.
       placement: what runs on this host.
       environment: that of all replicas.
-      log: the coordinator's log.
       setup: how it is started.
 
     Raises:
       OSError: it can't be started.
-      RuntimeError: it has exited, for example because the port is taken.
-      TimeoutError: it is not ready in time.
-      LogError: its log can't be continued.
     """
     assert environment.secret is not None
     self._is_alone = placement.hosts == 1
@@ -87,7 +84,6 @@ class Keeper:
     self._child: Child | None = None
     self._due = math.inf
     self._echo = setup.echo
-    settings = _settings(placement, environment, log)
     self.address = environment.store or placement.address or ""
     if settings is None:
       return
@@ -100,13 +96,25 @@ class Keeper:
       process.variables(secret, environment.store),
     )
     self._begin(time.monotonic())
-    while not self._is_ready:
-      time.sleep(_READY_SECONDS)
-      self.poll()
 
   def _begin(self, now: float) -> None:
     self._due, self._began, self._looked, self._silent = math.inf, now, now, 0.0
     self._child, self._knows_drain = self._start(), False
+
+  def wait(self, check: Callable[[], None]) -> None:
+    """Waits until it is ready.
+
+    Args:
+      check: called meanwhile; may raise.
+
+    Raises:
+      RuntimeError: it has exited, for example because the port is taken.
+      TimeoutError: it is not ready in time.
+    """
+    while self._child is not None and not self._is_ready:
+      check()
+      time.sleep(_READY_SECONDS)
+      self.poll()
 
   @property
   def files(self) -> list[int]:
@@ -207,10 +215,22 @@ class Keeper:
     self._echo("coordinator", text, True)
 
 
-def _settings(
+def settings_of(
   placement: Placement, environment: Environment, log: Log
 ) -> Settings | None:
-  """How this launcher starts the coordinator; None if it starts none."""
+  """How a launcher starts the coordinator; None if it starts none.
+
+  Waits for a name that is not known yet.
+
+  Args:
+    placement: what runs on this host.
+    environment: that of all replicas.
+    log: the coordinator's.
+
+  Raises:
+    ValueError: the name is not known.
+    LogError: its log can't be continued.
+  """
   more: dict[str, Any] = {
     "journal": environment.journal,
     "certificates": environment.find_certificates(),

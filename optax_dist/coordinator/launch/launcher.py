@@ -20,7 +20,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from optax_dist.coordinator import journal, locks
 from optax_dist.coordinator.launch import (
@@ -145,20 +145,24 @@ class Launcher:
     Raises:
       LaunchError: the run can't continue; the message names what failed.
       RuntimeError, TimeoutError: the coordinator can't start.
-      SystemExit: after a second Ctrl-C or SIGTERM.
+      SystemExit: after a second Ctrl-C or SIGTERM, or one before the replicas.
     """
     if self._setup.folder is not None:
       self._setup.folder.mkdir(parents=True, exist_ok=True)
     token = self._setup.env[watcher.TOKEN_VARIABLE]
+    # It may wait, and nothing has to be ended yet: a signal ends this process.
+    settings = keeper.settings_of(self._placement, self._environment, self._log)
     with signals.recorded() as received, contextlib.ExitStack() as stack:
       # Exit callbacks run in reverse: the watcher is stopped last in any case.
       watch = watcher.Watcher(token, self._lock.file if self._lock else None)
       stack.callback(watch.stop)
       stack.push(self._end_journal)
+      ending = lambda: signals.ENDING.intersection(received)
       self._keeper = keeper.Keeper(
-        self._placement, self._environment, self._log, self._setup
+        settings, self._placement, self._environment, self._setup
       )
       stack.callback(self._keeper.stop)
+      self._keeper.wait(lambda: _exit_if(ending()))
       address = self._keeper.address
       self._environment = dataclasses.replace(
         self._environment, coordinator_address=address
@@ -178,9 +182,7 @@ class Launcher:
       except LaunchError as error:
         failure = error
       self._kill_all()
-      stops = lambda: (
-        self._stop_at is not None or not signals.ENDING.isdisjoint(received)
-      )
+      stops = lambda: self._stop_at is not None or bool(ending())
       self._keeper.linger(stops, self._say)
       if failure is not None:
         raise failure
@@ -313,7 +315,8 @@ class Launcher:
     if ended is None:
       return
     if not ended.error:
-      self._execute(self._supervisor.run_over(time.monotonic()))
+      run, now = self._environment.run or "", time.monotonic()
+      self._execute(self._supervisor.run_over(run, now))
     elif self._supervisor.none_joined:
       reason = ended.reason
       raise LaunchError(f"The run has ended with an error: {reason}")
@@ -326,47 +329,49 @@ class Launcher:
         self._on_event(replica, process, event)
     if self._running.get(replica) is not processes:
       return  # It was killed meanwhile.
-    failed = None
     for process, has_ended in zip(processes, ended, strict=True):
       if has_ended:
         process.kill()
-        if process.popen.returncode and failed is None:
-          failed = process
-    if failed is None and not all(ended):
+    failed = [p for p in processes if p.popen.returncode]
+    # Without one that will never join, the others can't begin.
+    absent = [p for p in processes if p.popen.returncode == 0 and not p.joined]
+    if not (failed or absent or all(ended)):
       return
     for process in processes:
       process.kill()
     del self._running[replica]
     if self._members.get(replica):
       self._ended[replica] = self._members.pop(replica)
-    last = failed or processes[0]
-    how = child.ending(last.popen)
-    if failed is not None:
-      self._record(replica, failed, how)
+    last = [*failed, *absent, *processes][0]
+    code, how = last.popen.returncode, child.ending(last.popen)
+    if code:
+      self._record(replica, last, how)
     end = supervisor.ReplicaEnded(
-      replica, last.popen.returncode, how, last.printed.tail()
+      replica, code, how, last.printed.tail(), last.name
     )
     self._execute(self._supervisor.ended(end, time.monotonic()))
 
   def _on_event(self, replica: int, process: Child, event: child.Event) -> None:
     """Processes a replica's message, which came through its channel."""
-    now = time.monotonic()
+    now, run = time.monotonic(), str(event.get("run", ""))
     match event.get("event"):
       case "joined":
+        process.joined = True
         self._members[replica] = str(event.get("process", ""))
         self._record(replica, process, None)
-        self._execute(self._supervisor.joined(replica, now))
+        self._execute(self._supervisor.joined(replica, run, now))
       case "left":
-        self._supervisor.left(replica)
+        self._supervisor.left(replica, run)
       case "failed":
         reason, final = str(event["reason"]), event.get("final", "")
         self._supervisor.failed(replica, reason, final)
         if final == "missed":
-          self._execute(self._supervisor.run_over(now))
+          self._execute(self._supervisor.run_over(run, now))
       case "refused":
         self._supervisor.failed(replica, "", "refused")
       case "finished":
-        self._execute(self._supervisor.run_over(now))
+        self._supervisor.left(replica, run)
+        self._execute(self._supervisor.run_over(run, now))
 
   def _record(self, replica: int, process: Child, ended: str | None) -> None:
     """Tells the journal which process a replica is, or how it has ended."""
@@ -389,6 +394,10 @@ class Launcher:
       if hung_up:
         return  # Both the terminal and its shell may send it.
       raise SystemExit(128 + number)
+    if ends:
+      # They are in no run, and have nothing to finish.
+      while self._standbys.processes:
+        self._standbys.processes.pop().kill()
     for process in self._live():
       # Replicas have no terminal: to them it is the same as SIGTERM.
       process.signal(signal.SIGTERM if hung_up else number)
@@ -396,6 +405,11 @@ class Launcher:
       now = time.monotonic()
       self._stop_at = now + (self._environment.grace or 0.0)
       self._execute(self._supervisor.stop(number, now))
+
+
+def _exit_if(numbers: Iterable[int]) -> None:
+  for number in numbers:
+    raise SystemExit(128 + number)
 
 
 def _name(which: ProcessEnvironment) -> str:

@@ -23,8 +23,9 @@ def recorded() -> Iterator[list[int]]:
   """Records SIGTERM, SIGHUP, Ctrl-C, SIGUSR1 and SIGUSR2 while the block runs.
 
   If the program ignores Ctrl-C or SIGHUP (nohup) or has its own handler for it,
-  that stays in place. Threads other than the main one get no signals, so nothing
-  changes there.
+  that stays in place. How child processes end is known meanwhile, also where whoever
+  has started the program ignores that (SIGCHLD). Threads other than the main one get
+  no signals, so nothing changes there.
 
   Yields:
     The numbers of the signals so far, in order.
@@ -40,12 +41,16 @@ def recorded() -> Iterator[list[int]]:
   if threading.current_thread() is not threading.main_thread():
     yield numbers
     return
-  before = {number: signal.getsignal(number) for number in (*ENDING, *_OTHERS)}
+  recorded = (*ENDING, *_OTHERS)
+  before = {
+    number: signal.getsignal(number) for number in (*recorded, signal.SIGCHLD)
+  }
   for number in (signal.SIGINT, signal.SIGHUP):
     if before[number] not in (signal.default_int_handler, signal.SIG_DFL):
       del before[number]
-  for number in before:
+  for number in before.keys() & recorded:
     signal.signal(number, lambda number, frame: numbers.append(number))
+  signal.signal(signal.SIGCHLD, signal.SIG_DFL)
   try:
     yield numbers
   finally:

@@ -21,12 +21,17 @@ class ReplicaEnded:
     code: 0, or that of the process that failed first, negative for a signal.
     reason: how that process ended, in words.
     tail: the last lines of its output.
+    name: that of this process, if the replica has several.
   """
 
   replica: int
   code: int
   reason: str = ""
   tail: str = ""
+  name: str = ""
+
+  def __str__(self) -> str:
+    return f"{self.name or f'replica {self.replica}'} {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,20 +137,24 @@ class _Replica:
   began: float = 0.0
   due: float = 0.0
   failures: int = 0
-  # Since it was started last: whether it has joined, and left; the error that has
-  # ended its part in the run, which its program may hide by ending with 0; and "" if
-  # it may do better next time, "refused" if the run would refuse it again, "final"
-  # if the run has ended with an error, or "missed" if it has ended well without it.
+  # Since it was started last: whether it has joined, and left; the runs that it is
+  # in; the error that has ended its part in one, which its program may hide by ending
+  # with 0; and "" if it may do better next time, "refused" if the run would refuse it
+  # again, "final" if the run has ended with an error, or "missed" if it has ended well
+  # without it.
   joined: bool = False
   left: bool = False
+  runs: set[str] = dataclasses.field(default_factory=set)
   failure: str = ""
   final: str = ""
   # Ever.
   has_joined: bool = False
   # When it is said that it has not.
   named_at: float = math.inf
-  # Whether it has failed by itself, and was not killed.
+  # Whether it has failed by itself, and was not killed; and whether it was ended, or
+  # failed, when there was no run to go on with.
   fails: bool = False
+  cut_off: bool = False
   # The first of its failures in a row, and when it came.
   first: tuple[float, ReplicaEnded] | None = None
 
@@ -154,9 +163,10 @@ class Supervisor:
   """The state machine; see the module docstring.
 
   Each of its inputs is a method, which is given the time, and returns the effects.
+  A program may take part in several runs, after one another or at once.
 
   Attributes:
-    over: whether the run has finished.
+    over: whether the run has finished, and no other one goes on.
   """
 
   def __init__(
@@ -172,6 +182,7 @@ class Supervisor:
     self._replicas = {replica: _Replica() for replica in replicas}
     self._policy, self._elsewhere = policy, elsewhere
     self.over = False
+    self._finished: set[str] = set()
     self._end_late_at = math.inf
     self._stopped: int | None = None
     self._failed_run = False
@@ -220,34 +231,56 @@ class Supervisor:
       replica.began = now
     return [StartReplica(number, 0) for number in self._replicas]
 
-  def joined(self, number: int, now: float) -> list[Effect]:
-    """A replica has joined the run."""
+  def joined(self, number: int, run: str, now: float) -> list[Effect]:
+    """A replica has joined a run."""
     replica = self._replicas[number]
     replica.joined = replica.has_joined = True
-    replica.left, replica.failure = False, ""
+    replica.left, replica.failure, replica.final = False, "", ""
+    if run not in self._finished:
+      replica.runs.add(run)
+      self._begin_another(now)
     for other in self._replicas.values():
       other.named_at = min(other.named_at, now + _LATE)
     # Some may have ended well before anybody joined.
-    return self._conclude(self._check_enough())
+    return self._conclude(self._restart_due(now) + self._check_enough())
 
-  def left(self, number: int) -> None:
-    """A replica has left the run gracefully."""
-    self._replicas[number].left = True
+  def left(self, number: int, run: str) -> None:
+    """A replica has left a run gracefully, or has been in it until its end."""
+    replica = self._replicas[number]
+    replica.runs.discard(run)
+    replica.left = not replica.runs
 
   def failed(self, number: int, reason: str, final: str) -> None:
-    """A replica's part in the run has ended with an error."""
+    """A replica's part in a run has ended with an error."""
     replica = self._replicas[number]
+    if final == "missed" and replica.left:
+      final = ""  # It came again, after the end of a run that it was in.
     replica.failure, replica.final = reason, final
 
-  def run_over(self, now: float) -> list[Effect]:
-    """The run has finished successfully."""
-    if not self.over:
+  def run_over(self, run: str, now: float) -> list[Effect]:
+    """A run has finished successfully."""
+    self._finished.add(run)
+    replicas = self._replicas.values()
+    for replica in replicas:
+      replica.runs.discard(run)
+    if not (self.over or any(replica.runs for replica in replicas)):
       self.over = True
       # The message that a replica has joined may come a little later.
       self._end_late_at = now + _SETTLE_TIME
       self._names_at = now + _USUALLY_ENDED
       self._settle_waiting()
     return self._conclude([])
+
+  def _begin_another(self, now: float) -> None:
+    """The programs go on with another run: it needs those that were cut off, too."""
+    if not self.over or self._stopped is not None:
+      return
+    self.over = False
+    self._end_late_at = self._names_at = math.inf
+    self._codes.clear()
+    for replica in self._replicas.values():
+      if replica.state is State.DONE and replica.cut_off:
+        replica.state, replica.due = State.WAITING, now
 
   def stop(self, signal: int, now: float) -> list[Effect]:
     """A signal asked the launcher to end; it was passed on."""
@@ -267,7 +300,7 @@ class Supervisor:
     says = is_news and took_part and self._stopped is None
     effects = self._decide(end, now)
     if says:
-      effects.insert(0, Say(f"replica {end.replica} {end.reason}"))
+      effects.insert(0, Say(f"{end}"))
     return self._conclude(effects)
 
   def tick(self, now: float) -> list[Effect]:
@@ -356,7 +389,7 @@ class Supervisor:
     self._end_late_at = math.inf
     for number, replica in self._replicas.items():
       if replica.state is State.RUNNING and not replica.joined:
-        replica.state = State.DONE
+        replica.state, replica.cut_off = State.DONE, True
         why = "the run has ended, and it had not joined"
         effects.append(Say(f"replica {number} is stopped: {why}"))
         effects.append(KillReplica(number))
@@ -365,17 +398,18 @@ class Supervisor:
   def _settle_waiting(self) -> None:
     for replica in self._replicas.values():
       if replica.state is State.WAITING:
-        replica.state = State.DONE
+        replica.state, replica.cut_off = State.DONE, True
 
   # What follows from the end of a replica.
 
   def _decide(self, end: ReplicaEnded, now: float) -> list[Effect]:
     replica, code = self._replicas[end.replica], end.code
+    replica.runs.clear()
     if replica.state in _SETTLED:
       return []
     left = replica.left and not code
     if self.over or left or self._stopped is not None:
-      replica.state = State.DONE
+      replica.state, replica.cut_off = State.DONE, bool(code)
       # The others came too late to take part, or were stopped until it was over.
       if replica.joined and replica.final != "missed":
         self._codes.append(code)
@@ -385,7 +419,8 @@ class Supervisor:
       self._failed_run |= replica.final == "final"
       if replica.final == "refused":
         return [self._explain("The run refuses a replica of this host", True)]
-      return []  # The others are told the same.
+      # Of another end than "missed" the others are told the same.
+      return self._check_enough() if replica.final == "missed" else []
     if not (code or replica.joined or replica.failure):
       # If it were started again, it would end in the same way.
       replica.state, replica.first = State.ABSENT, (now, end)
@@ -420,7 +455,7 @@ class Supervisor:
         self._restarts += 1
         replica.restarts += 1
         replica.state, replica.began = State.RUNNING, now
-        replica.joined = replica.left = False
+        replica.joined = replica.left = replica.cut_off = False
         replica.failure = replica.final = ""
         count = f"restart {self._restarts} of {most}"
         effects.append(Say(f"replica {number} starts again ({count})"))
@@ -450,9 +485,7 @@ class Supervisor:
     # What replicas raise later, after a restart, often follows from that.
     when, cause = min(firsts, key=lambda first: first[0])
     seconds = when - self._start
-    text = (
-      f"{what}: replica {cause.replica} {cause.reason} after {seconds:.1f} s."
-    )
+    text = f"{what}: {cause} after {seconds:.1f} s."
     if cause.tail:
       text += f" The last lines of its output:\n{cause.tail}"
     text += (

@@ -44,6 +44,9 @@ def main():
     for name, value in os.environ.items()
     if name.startswith("OPTAX_DIST_")
   }
+  if "STANDBY" in variables:
+    print("stands by", flush=True)
+    time.sleep(300)
   replica, restarts = int(variables["REPLICA"]), int(variables["RESTARTS"])
   process = int(variables.get("PROCESS_INDEX", "0"))
   line = socket.socket(fileno=int(variables["CHANNEL"]))
@@ -88,7 +91,16 @@ def main():
         sys.exit(4)
     case ["grace"]:
       signal.signal(signal.SIGTERM, _stop)
+      line.sendall(b'{"event": "joined"}\n')
       _sleep()
+    case ["half"] if process:
+      print("has nothing to do")
+    case ["half"]:
+      _sleep()
+    case ["twice"]:
+      line.sendall(b'{"event": "joined"}\n{"event": "finished"}\n')
+      line.sendall(b'{"event": "failed", "reason": "", "final": "missed"}\n')
+      sys.exit(3)
     case ["jax-distributed"]:
       import jax
 

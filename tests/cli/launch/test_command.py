@@ -65,6 +65,24 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
     assert "['--replicas', 'mine']" in log
 
 
+def test_a_launcher_within_another_job_has_one_of_its_own(monkeypatch, capfd):
+  own = {"REPLICA": "0", "RESTARTS": "0", "NUM_REPLICAS": "1"}
+  outer = {
+    **{"RUN": "x", "JOURNAL": "/nowhere/journal", "OUTPUT": "/nowhere"},
+    **{"NUM_PROCESSES": "2", "PROCESS_INDEX": "1", "REPLICA": "7"},
+    "COORDINATOR_ADDRESS": "nowhere:1",
+  }
+  for name, value in outer.items():
+    monkeypatch.setenv(f"OPTAX_DIST_{name}", value)
+  assert _launch("--replicas", 1, _LIGHT, "environment") == 0
+  variables = dict(ast.literal_eval(capfd.readouterr().out.partition("[] ")[2]))
+  assert variables.pop("COORDINATOR_ADDRESS").startswith("127.0.0.1:")
+  assert variables.keys() == own.keys() | {
+    *("GRACE", "REPLICAS_TO_AGGREGATE", "SECRET")
+  }
+  assert own.items() <= variables.items()
+
+
 def test_what_is_compiled_is_kept_below_the_output(
   tmp_path, capfd, monkeypatch
 ):
@@ -132,6 +150,15 @@ def test_processes_of_a_group_are_told_which_they_are(capfd):
   for name, variables in result.items():
     assert f"{variables['REPLICA']}.{variables['PROCESS_INDEX']}" == name
     assert variables["NUM_PROCESSES"] == "2"
+
+
+def test_half_of_a_replica_does_not_wait_for_the_other_half(capfd):
+  """It has ended well, and will never join."""
+  flags = ("--replicas", 1, "--processes-per-replica", 2, *_ELSEWHERE)
+  assert _launch(*flags, _LIGHT, "half") == 1
+  assert (
+    "[launch] replica 0.1 ended with exit code 0, and has not joined the run\n"
+  ) in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -234,6 +261,24 @@ def test_a_failure_after_the_run_is_the_jobs(capfd):
   assert "[launch] replica 1 ended with exit code 4\n" in err
 
 
+def test_an_error_of_whoever_joins_again_after_the_end_is_the_jobs(capfd):
+  assert _launch("--replicas", 2, *_ELSEWHERE, _LIGHT, "twice") == 3
+  err = capfd.readouterr().err
+  assert err.count(" ended with exit code 3\n") == 2
+
+
+def test_how_processes_end_is_known_where_nobody_was_to_know(capfd):
+  """Whoever starts the command may ignore it, for all that it starts."""
+  before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+  try:
+    assert _launch(*_ELSEWHERE, _LIGHT, "fail", 0) == 9
+  finally:
+    signal.signal(signal.SIGCHLD, before)
+  assert "No replica is left: replica 0 ended with exit code 9" in (
+    capfd.readouterr().err
+  )
+
+
 _COMMAND = """
 import signal, sys
 # It may be started where Ctrl-C and the end of a terminal are ignored.
@@ -303,6 +348,35 @@ def test_sigterm_and_sighup_are_passed_on_and_waited_for(start, signals):
     one.process.send_signal(number)
   one.until("leaves", 2)
   assert one.process.wait(180.0) == 128 + signals[0]
+
+
+def test_processes_that_stand_by_end_with_the_job_and_without_a_word(start):
+  flags = ("--replicas", "2", "--standby", "1", *_ELSEWHERE)
+  one = start(*flags, _LIGHT, "grace")
+  one.until("stands by")
+  one.process.send_signal(signal.SIGTERM)
+  one.until("leaves", 2)
+  assert one.process.wait(180.0) == 143
+  one.text += one.process.stdout.read().decode()
+  assert "is not replaced" not in one.text
+
+
+def test_a_signal_ends_what_waits_for_the_name_of_its_host(start, monkeypatch):
+  flags = ("--nodes", "2", "--node-rank", "0", "--address", "no.invalid:29300")
+  monkeypatch.setenv("OPTAX_DIST_SECRET", 16 * "s")
+  one = start(*flags, _LIGHT, "nothing")
+  one.until("It is tried again")
+  one.process.send_signal(signal.SIGTERM)
+  assert one.process.wait(180.0) == -signal.SIGTERM
+
+
+def test_a_signal_ends_what_waits_for_its_coordinator(monkeypatch):
+  def command(settings):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
+
+  monkeypatch.setattr(process, "command", command)
+  assert _launch("--replicas", 1, _LIGHT, "nothing") == 143
 
 
 def test_a_job_whose_output_nobody_reads_any_more_is_stopped_in_order(
@@ -446,6 +520,12 @@ def test_an_output_that_can_not_be_written_is_refused(
   error = capsys.readouterr().err
   assert said in error
   assert f"--output {tmp_path / where}" in error
+
+
+def test_an_output_whose_name_can_not_be_told_is_refused(tmp_path, capsys):
+  assert _launch("--output", tmp_path / "out\udcff", _LIGHT) == 2
+  error = capsys.readouterr().err
+  assert "journal.jsonl can't be written: Its name is not in UTF-8" in error
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "coordinator.log"])

@@ -11,6 +11,7 @@ from optax_dist.cli.runs import view
 from optax_dist.coordinator.metrics import prometheus
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("ending_program.py"))
+_TWO_RUNS = str(pathlib.Path(__file__).with_name("two_runs.py"))
 _PAUSED = str(pathlib.Path(__file__).with_name("paused_replica.py"))
 _ONE = ("--replicas", "2", "--min-replicas", "1")
 _NOBODY = "no replica has joined; does the script call coordinator.join?"
@@ -197,6 +198,16 @@ def test_an_evaluation_that_does_not_is_named_before_it_is_killed(
     " of a step nor looked at replica.preempted"
   ) in text
   assert "in _evaluate" in text
+
+
+def test_in_each_of_its_runs_a_replica_that_dies_starts_again(capfd):
+  assert main.main(["launch", "--replicas", "2", _TWO_RUNS]) == 0
+  out, err = capfd.readouterr()
+  assert out.count(" second 6\n") == 2
+  assert [line for line in err.splitlines() if "[launch]" in line] == [
+    "[launch] replica 1 was ended by SIGKILL",
+    "[launch] replica 1 starts again (restart 1 of 10)",
+  ]
 
 
 def test_one_that_is_stopped_until_the_run_is_over_does_not_fail_the_job(

@@ -24,13 +24,19 @@ class _Made:
   def tick(self, now):
     return self._sorted(self.machine.tick(now))
 
-  def joined(self, now, replica):
-    return self._sorted(self.machine.joined(replica, now))
+  def joined(self, now, replica, run=""):
+    return self._sorted(self.machine.joined(replica, run, now))
+
+  def finished(self, now, run="", by=()):
+    """The run has finished, and some have said so."""
+    for replica in by:
+      self.machine.left(replica, run)
+    return self._sorted(self.machine.run_over(run, now))
 
   def leave(self, replica, now):
     """A replica joins, leaves and ends well."""
     effects = self.joined(now, replica)
-    self.machine.left(replica)
+    self.machine.left(replica, "")
     return effects + self.ended(now, replica, 0)
 
 
@@ -100,7 +106,7 @@ def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
   made.ended(4.5, 3, 1)
   for replica in (0, 1):
     made.joined(4.6, replica)
-  assert made.machine.run_over(5.0) == []
+  assert made.finished(5.0) == []
   assert made.machine.over
   made.joined(5.1, 1)  # It was said at the same time.
   assert made.tick(5.9) == []
@@ -112,6 +118,40 @@ def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
   # One that took part, and fails afterwards, is the job's failure.
   assert made.ended(6.3, 1, 7, "failed") == [sup.JobEnded(7)]
   assert made.said[-1] == "replica 1 failed"
+
+
+def test_whoever_was_cut_off_comes_again_for_another_run():
+  """The first one needed it no more."""
+  made = _Made(3, restarts=9)
+  for replica in (0, 1):
+    made.joined(1.0, replica, "a")
+  assert made.finished(2.0, "a", by=(0, 1)) == []
+  assert made.machine.over
+  assert made.tick(3.0) == [sup.KillReplica(2)]
+  assert made.ended(3.5, 1, -9) == []
+  again = [sup.StartReplica(1, 1), sup.StartReplica(2, 1)]
+  assert made.joined(4.0, 0, "b") == again
+  assert not made.machine.over
+  # What one that comes again tells of the first run is no end of the other one.
+  made.machine.failed(1, "it has ended", "missed")
+  assert made.finished(5.0, "a") == []
+  assert not made.machine.over
+  assert made.finished(6.0, "b", by=(0,)) == []
+  assert made.machine.over
+
+
+def test_of_runs_at_once_the_last_one_is_the_end():
+  made = _Made(2)
+  for replica in (0, 1):
+    for run in ("a", "b"):
+      made.joined(1.0, replica, run)
+  assert made.finished(2.0, "a", by=(0, 1)) == []
+  assert made.ended(3.0, 1, -9) == [sup.StartReplica(1, 1)]
+  # Whoever leaves one is in the other one still.
+  assert not made.machine.over
+  made.machine.left(0, "b")
+  made.finished(4.0, "b")
+  assert made.machine.over
 
 
 def test_a_job_in_which_nobody_joins_is_asked_about_once():
