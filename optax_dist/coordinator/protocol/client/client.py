@@ -230,7 +230,8 @@ class Client:
   def _disconnected(
     self, reason: str, now: float, removed: bool = False
   ) -> None:
-    self._end_by = math.inf
+    if self._connected:
+      self._end_by = math.inf  # Another coordinator has as long.
     self._connection.lost(reason, now, removed)
     self.applier.disconnected()
 
@@ -443,7 +444,7 @@ class Client:
       self._out += self.submissions.lost("finished", counted=True)
       self._out.append(fx.Finished(ended.reason))
       self._stop()
-    elif not (applier.is_stuck_without_snapshot and self._connected):
+    elif not applier.is_stuck_without_snapshot:
       self._end_by = math.inf
     elif math.isinf(self._end_by):
       self._end_by = now + self._config.deadlines.transfer
