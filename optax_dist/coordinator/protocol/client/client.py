@@ -454,7 +454,7 @@ class Client:
       replica = self._me.replica
       lacks = f"has only the parameters of step {applier.step}"
       if not applier.belongs_to_run:
-        lacks = "joined after the run had ended and received no parameters"
+        lacks = "has received none of its parameters"
       self._fail(
         "RunFinished",
         f"The run has ended ({ended.reason}) at step {ended.step}, and replica "

@@ -11,6 +11,7 @@ from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.coordinator.members import Members
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.coordinator.steps.intake import Intake
 from optax_dist.coordinator.protocol.coordinator.steps.rounds import Rounds
 from optax_dist.coordinator.protocol.entries import (
   Incarnation,
@@ -45,18 +46,25 @@ class Stall:
   """
 
   def __init__(
-    self, rules: Rules, rounds: Rounds, members: Members, out: Outbox
+    self,
+    rules: Rules,
+    intake: Intake,
+    rounds: Rounds,
+    members: Members,
+    out: Outbox,
   ):
     """Starts without a step.
 
     Args:
       rules: how long a step may take.
+      intake: whose gradients have to wait.
       rounds: who has the mean of the step.
       members: who is told.
       out: where messages and the journal's lines go.
     """
     self._warning, self._timeout = rules.stall_warning, rules.timeout
-    self._rounds, self._members, self._out = rounds, members, out
+    self._intake, self._rounds = intake, rounds
+    self._members, self._out = members, out
     self.since: float | None = None
     self._warned = 0.0
     # Since the last commit, by member.
@@ -70,6 +78,21 @@ class Stall:
       excused: seconds that count for `timeout` but not for warnings.
     """
     self.since, self._warned = since, excused
+
+  def look(self, queued: bool, accepted: bool, now: float) -> None:
+    """Members also wait with gradients that the rules may not have yet.
+
+    Args:
+      queued: whether there are such.
+      accepted: whether there are others.
+      now: the time.
+    """
+    if queued and self.since is None:
+      self.begin(now)
+    elif not (queued or accepted) and all(
+      math.isinf(record.since) for record in self._dropped.values()
+    ):
+      self.since = None
 
   def end(self) -> None:
     """A step is committed, or none will be."""
@@ -123,6 +146,7 @@ class Stall:
       for reason, count in record.reasons.items()
     ]
     delivers = {record.replica for record in self._dropped.values()}
+    delivers |= {state.member.replica for state, _ in self._intake.queue}
     missing = quorum.missing(state)
     waits = [
       f"{what}: replica {', '.join(map(str, replicas))}"

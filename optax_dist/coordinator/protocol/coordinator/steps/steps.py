@@ -87,7 +87,7 @@ class Steps:
       self.consequences,
       out,
     )
-    self._stall = Stall(config.rules, self.rounds, members, out)
+    self._stall = Stall(config.rules, self.intake, self.rounds, members, out)
 
   def begin(self, until: float) -> None:
     """Continues with the members of the log; see `Ruling.begin`."""
@@ -143,6 +143,8 @@ class Steps:
     if verdict is not None:
       self._audited(verdict)
     self._check_window(now)
+    queued, accepted = bool(self.intake.queue), bool(self.gradients.accepted)
+    self._stall.look(queued, accepted, now)
     self.rounds.check(now)
     why = self._stall.check(self.ruling.state, now)
     if why:
