@@ -20,7 +20,7 @@ those of a process that is held. A script's lines are commands:
     snapshots                                  snapshots that are fetched are there
     leave a | finish a | save a | abort a      what a training loop wants
     set a rate 0.1                             a hyperparameter
-    fingerprint a 5f                           the digest of its state
+    fingerprint a 5f | fingerprint a 5f 1      the digest of its state (of a step)
     kill coordinator | restart | lose 1        it ends; starts; forgets records
     kill a | break a | hold a | let a          processes and their connections
     renew a                                    a has lost its connection, and calls
@@ -266,8 +266,9 @@ class Room:
   def do_abort(self, name: str) -> None:
     self.give(name, msg.Leave(True, "an exception"))
 
-  def do_fingerprint(self, name: str, digest: str) -> None:
-    self.give(name, msg.Fingerprint(self.steps[name], digest))
+  def do_fingerprint(self, name: str, digest: str, step: str = "") -> None:
+    at = int(step or self.steps[name])
+    self.give(name, msg.Fingerprint(at, digest))
 
   def do_kill(self, name: str) -> None:
     if name == _CHIEF:

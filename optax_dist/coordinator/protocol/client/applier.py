@@ -45,6 +45,8 @@ class Applier:
     start: the start state that it is; None once it is a later one.
     means: the rounds in which it takes part.
     needs: whether it needs a snapshot, and why; "" if it doesn't.
+    void: the last step of which a fingerprint may be that of a state that it had before
+      a snapshot.
   """
 
   def __init__(
@@ -69,6 +71,8 @@ class Applier:
     """
     self._submissions, self._out, self._send = submissions, out, send
     self._fingerprint_every = fingerprint_every
+    # The last step of which one was taken.
+    self._fingerprinted = self.void = -1
     self.step = start.step
     self.belongs_to_run = False
     self.needs = ""
@@ -232,6 +236,7 @@ class Applier:
     self._out.append(fx.Publish(self.step, commit.save))
     every = self._fingerprint_every
     if every and self.step % every == 0:
+      self._fingerprinted = self.step
       self._out.append(fx.TakeFingerprint(self.step))
     self._arrived_at_step()
 
@@ -311,7 +316,7 @@ class Applier:
     self._fetch = self.start = self.means.ahead = None
     self.needs, self.belongs_to_run = "", True
     self._lacks_inner = False
-    self.step = snapshot.step
+    self.step, self.void = snapshot.step, self._fingerprinted
     self._out.append(fx.Restore(snapshot.step, snapshot.transfer))
     self._arrived_at_step()
     self.means.go_on()

@@ -172,6 +172,8 @@ class Client:
         self._stop()
       case msg.SetHyperparams(values):
         self._request(self._requests.hyperparams(values), now)
+      case msg.Fingerprint(step) if step <= self.applier.void:
+        pass
       case msg.Leave() | msg.Finish() | msg.Save() | msg.Fingerprint():
         # A process must be a member to leave: others may wait for it.
         self._request(input_, now)
