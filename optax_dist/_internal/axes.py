@@ -12,11 +12,13 @@ All code in this library that depends on such a difference, or on a difference
 between JAX versions, uses this module.
 """
 
+import numbers
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src import core as _core  # No public way to list the bound axes.
 from jax.sharding import NamedSharding
 
@@ -28,17 +30,20 @@ class UnboundAxisError(NameError):
   """An axis name is used outside of every map that binds it."""
 
 
-def canonical_names(axis_name: AxisNames) -> tuple[AxisName, ...]:
+def canonical_names(
+  axis_name: AxisNames, argument: str = "axis_name"
+) -> tuple[AxisName, ...]:
   """Returns ``axis_name`` as a non-empty tuple of distinct names.
 
   Args:
     axis_name: a name, or a list or tuple of names.
+    argument: what the caller calls it, for messages.
 
   Returns:
     A tuple of names, in the given order.
 
   Raises:
-    ValueError: if there is no name, or one is None, unhashable or repeated.
+    ValueError: if there is no name, or one is repeated, or something else.
 
   Example:
     >>> canonical_names("data"), canonical_names(["data", "model"])
@@ -48,16 +53,45 @@ def canonical_names(axis_name: AxisNames) -> tuple[AxisName, ...]:
     tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)
   )
   if not names:
-    raise ValueError("`axis_name` must hold at least one axis name, got none.")
-  for name in names:
-    if name is None or not isinstance(name, Hashable):
-      raise ValueError(
-        "`axis_name` must be an axis name or a sequence of axis names, got"
-        f" {axis_name!r}."
-      )
+    raise ValueError(
+      f"`{argument}` must hold at least one axis name, got none."
+    )
+  if not all(map(_is_name, names)):
+    raise ValueError(
+      f"`{argument}` must be an axis name, or a list or tuple of axis names, got"
+      f" {axis_name!r:.100}."
+    )
   if len(set(names)) != len(names):
-    raise ValueError(f"`axis_name` must not repeat a name, got {axis_name!r}.")
+    raise ValueError(f"`{argument}` must not repeat a name, got {axis_name!r}.")
   return names
+
+
+def _is_name(x: Any) -> bool:
+  """Whether ``x`` can be an axis name: a string, or any object that stands for one.
+
+  JAX's collectives take a number for the position of an axis, so that a mean over
+  the replicas would be one over the elements of an array.
+  """
+  if x is None or isinstance(x, str):
+    return x is not None
+  others = numbers.Number | np.generic | Iterable | Callable
+  return isinstance(x, Hashable) and not isinstance(x, others)
+
+
+def levels_of(
+  inner_axes: Any, argument: str = "inner_axes"
+) -> list[tuple[AxisName, ...]]:
+  """Returns the names of each entry of a list or tuple of axis names.
+
+  Raises:
+    ValueError: if it is something else; a single name would be taken apart.
+  """
+  if not isinstance(inner_axes, list | tuple):
+    raise ValueError(
+      f"`{argument}` must be a list or tuple, with an axis name or names for each"
+      f" level of replicas, got {inner_axes!r:.100}."
+    )
+  return [canonical_names(names, argument) for names in inner_axes]
 
 
 def bound_axes() -> dict[AxisName, int]:

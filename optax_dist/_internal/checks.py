@@ -1,34 +1,71 @@
-"""Checks of arguments: a mistake is an error when a transformation is created."""
+"""Checks of arguments: a mistake is an error when a transformation is created.
+
+Without JAX, which takes seconds to import, unless an array is checked.
+"""
 
 import math
+import numbers
 import operator
 import os
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 # States count in 32 bits.
-_MOST = 2**31 - 1
+MOST_COUNT = 2**31 - 1
+# The largest number of float32.
+_MOST_NUMBER = float.fromhex("0x1.fffffep127")
 _TENSORFLOW_REDUCTIONS = {"weighted_mean": "mean", "weighted_sum": "sum"}
 
 
-def count(name: str, value: Any, *, least: int = 1, most: int = _MOST) -> int:
+def count(
+  name: str, value: Any, *, least: int = 1, most: int = MOST_COUNT
+) -> int:
   """Returns an integer as an ``int``; accepts NumPy's integers.
 
   Raises:
-    ValueError: if it is not an integer, less than ``least``, which is 1 or 0, or
-      greater than ``most``.
+    ValueError: if it is not an integer, less than ``least``, or greater than
+      ``most``.
   """
-  try:
-    number = operator.index(value)
-  except TypeError:
-    number = least - 1
-  if isinstance(value, bool | np.bool_) or number < least:
-    kind = "a positive integer" if least else "an integer, not negative"
-    raise ValueError(f"`{name}` must be {kind}, got {value!r}.")
+  number = integer(value)
+  if number is None or number < least:
+    kinds = {0: "an integer, not negative", 1: "a positive integer"}
+    kind = kinds.get(least, f"an integer of at least {least}")
+    raise ValueError(f"`{name}` must be {kind}, got {value!r:.100}.")
   at_most(name, number, most)
+  return number
+
+
+def integer(value: Any) -> int | None:
+  """Returns an integer as an ``int``, and None for what is none.
+
+  Example:
+    >>> integer(3), integer(True), integer(3.0)
+    (3, None, None)
+  """
+  if _is_bool(value):
+    return None
+  try:
+    return operator.index(value)
+  except TypeError:
+    return None
+
+
+def _is_bool(value: Any) -> bool:
+  # By name: this must not import NumPy.
+  return type(value).__name__ in ("bool", "bool_")
+
+
+def one_of_numbers(name: str, value: Any, accepted: tuple[int, ...]) -> Any:
+  """Returns one of several integers as an ``int``.
+
+  Raises:
+    ValueError: if it is something else.
+  """
+  number = integer(value)
+  if number not in accepted:
+    *first, last = map(str, accepted)
+    raise ValueError(
+      f"`{name}` must be {', '.join(first)} or {last}, got {value!r:.100}."
+    )
   return number
 
 
@@ -44,7 +81,7 @@ def at_most(name: str, value: float, most: float) -> None:
     ValueError: if it is greater.
   """
   if value > most:
-    raise ValueError(f"`{name}` must be at most {most}, got {value}.")
+    raise ValueError(f"`{name}` must be at most {most}, got {value!r:.100}.")
 
 
 def flag(name: str, value: Any) -> None:
@@ -53,8 +90,18 @@ def flag(name: str, value: Any) -> None:
   Raises:
     ValueError: if it is neither.
   """
-  if not isinstance(value, bool | np.bool_):
-    raise ValueError(f"`{name}` must be True or False, got {value!r}.")
+  if not _is_bool(value):
+    raise ValueError(f"`{name}` must be True or False, got {value!r:.100}.")
+
+
+def function(name: str, value: Any) -> None:
+  """Checks a function.
+
+  Raises:
+    ValueError: if it can't be called.
+  """
+  if not callable(value):
+    raise ValueError(f"`{name}` must be a function, got {value!r:.100}.")
 
 
 def kind(name: str, value: Any, kinds: Any, what: str) -> None:
@@ -87,35 +134,66 @@ def rate(name: str, value: Any, *, positive: bool = False) -> None:
   """Checks a number or a scalar array; traced values are not checked.
 
   Raises:
-    ValueError: if it is not a number, not finite, or negative; or if it is 0 and
-      must be ``positive``.
+    ValueError: if it is not a number, not finite in float32, or negative; or if it
+      is 0 and must be ``positive``.
   """
-  if isinstance(value, jax.core.Tracer):
-    return
-  kind = "positive" if positive else "not negative"
-  is_number = isinstance(value, int | float | np.number) or (
-    isinstance(value, jax.Array | np.ndarray)
-    and value.shape == ()
-    and jnp.issubdtype(value.dtype, jnp.number)
-  )
-  if not is_number or isinstance(value, bool) or np.iscomplexobj(value):
+  known = value
+  if not _is_number(value):
+    import jax
+
+    if isinstance(value, jax.core.Tracer):
+      return
+    _check_scalar_array(name, value)
+    known = float(value)
+  least = "positive" if positive else "not negative"
+  if not 0 <= known <= _MOST_NUMBER or (positive and known == 0):
     raise ValueError(
-      f"`{name}` must be a number or a scalar array, got {value!r}."
+      f"`{name}` must be finite and {least}, got {value!r:.100}."
     )
-  number = float(value)
-  if not math.isfinite(number) or number < 0 or (positive and number == 0):
-    raise ValueError(f"`{name}` must be finite and {kind}, got {value!r}.")
 
 
-def fraction(name: str, value: Any, kind: str = "") -> None:
+def _check_scalar_array(name: str, value: Any) -> None:
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  is_array = isinstance(value, jax.Array | np.ndarray | np.generic)
+  kind = value.dtype if is_array and value.shape == () else None
+  if kind is None or not (
+    jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)
+  ):
+    raise ValueError(
+      f"`{name}` must be a number or a scalar array, got {value!r:.100}."
+    )
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, numbers.Real) and not _is_bool(value)
+
+
+def number(name: str, value: Any, *, infinite: bool = False) -> None:
+  """Checks a number of at least 0, which is not an array.
+
+  Raises:
+    ValueError: if it is something else, or is infinite and may not be.
+  """
+  is_number = _is_number(value)
+  is_finite = is_number and 0 <= value <= _MOST_NUMBER
+  if not is_finite and not (infinite and is_number and value == math.inf):
+    kind = "number" if infinite else "finite number"
+    raise ValueError(
+      f"`{name}` must be a {kind} of at least 0, got {value!r:.100}."
+    )
+
+
+def fraction(name: str, value: Any, kind: str = "a number ") -> None:
   """Checks a number from 0 to 1; ``kind`` is its name in the message.
 
   Raises:
-    ValueError: if it is not in this range.
+    ValueError: if it is not in this range, or an array.
   """
-  is_number = isinstance(value, int | float | np.number)
-  if not is_number or isinstance(value, bool) or not 0 <= value <= 1:
-    raise ValueError(f"`{name}` must be {kind}from 0 to 1, got {value!r}.")
+  if not _is_number(value) or not 0 <= value <= 1:
+    raise ValueError(f"`{name}` must be {kind}from 0 to 1, got {value!r:.100}.")
 
 
 def rate_or_schedule(name: str, value: Any, *, positive: bool = False) -> None:

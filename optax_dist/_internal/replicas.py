@@ -65,8 +65,8 @@ class Replicas:
     names = axes.canonical_names(axis_name)
     sharded: tuple[axes.AxisName, ...] | None = None
     if model_axes is not None:
-      none = model_axes in ((), [])
-      sharded = () if none else axes.canonical_names(model_axes)
+      none = isinstance(model_axes, list | tuple) and not model_axes
+      sharded = () if none else axes.canonical_names(model_axes, "model_axes")
     both = set(names) & set(sharded or ())
     if both:
       raise ValueError(

@@ -59,8 +59,8 @@ def quantize(
     2014, 1-Bit Stochastic Gradient Descent; Karimireddy et al. 2019, `Error
     Feedback Fixes SignSGD <https://arxiv.org/abs/1901.09847>`_.
   """
-  if bits not in (8, 4, 2, 1):
-    raise ValueError(f"`bits` must be 8, 4, 2 or 1, got {bits!r}.")
+  bits = checks.one_of_numbers("bits", bits, (8, 4, 2, 1))
+  checks.flag("stochastic", stochastic)
   block = checks.count("block", block)
   seed = _codec.check_seed(seed)
   _codec.check_error_feedback(error_feedback)

@@ -58,10 +58,11 @@ def top_k(
     <https://arxiv.org/abs/2508.15706>`_; Stich et al. 2018, `Sparsified SGD with
     Memory <https://arxiv.org/abs/1809.07599>`_.
   """
-  _check_density(density)
+  checks.fraction("density", density)
+  if not density:
+    raise ValueError("`density` must be above 0, got 0.")
   chunk = checks.count("chunk", chunk)
-  if bits not in (32, 8, 4, 2):
-    raise ValueError(f"`bits` must be 32, 8, 4 or 2, got {bits!r}.")
+  bits = checks.one_of_numbers("bits", bits, (32, 8, 4, 2))
   _codec.check_error_feedback(error_feedback)
   most = 2**bits - 1
 
@@ -109,9 +110,3 @@ def top_k(
     return jax.vmap(put)(rows, positions, values).reshape(-1)[:n]
 
   return gathered("top_k", encode, decode, error_feedback)
-
-
-def _check_density(value: float) -> None:
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  if not is_number or not 0.0 < value <= 1.0:
-    raise ValueError(f"`density` must be above 0 and at most 1, got {value!r}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+from optax_dist._internal import checks
 from optax_dist.ledger.spans import Spans
 
 if TYPE_CHECKING:
@@ -61,19 +62,11 @@ class Batches:
   audit: float = 0.0
 
   def __post_init__(self) -> None:
-    _check("num_samples", self.num_samples, 1)
-    _check("global_batch", self.global_batch, 1)
-    _check("seed", self.seed, 0)
-    if self.epochs is not None:
-      _check("epochs", self.epochs, 1)
+    self._check_types()
     if self.global_batch > self.num_samples:
       raise ValueError(
         f"global_batch must be at most num_samples={self.num_samples}, got "
         f"{self.global_batch}."
-      )
-    if self.mode not in ("exact", "streaming"):
-      raise ValueError(
-        f"mode must be 'exact' or 'streaming', got {self.mode!r}."
       )
     if self.deterministic and self.micro_batch is None:
       raise ValueError(
@@ -81,22 +74,12 @@ class Batches:
         " not depend on the number of replicas."
       )
     if self.micro_batch is not None:
-      _check("micro_batch", self.micro_batch, 1)
       if not self.deterministic:
         raise ValueError("micro_batch needs deterministic=True.")
       if self.global_batch % self.micro_batch:
         raise ValueError(
           f"micro_batch must divide global_batch={self.global_batch}, got "
           f"{self.micro_batch}."
-        )
-
-    is_number = isinstance(self.audit, int | float)
-    if not is_number or not 0 <= self.audit <= 1:
-      raise ValueError(f"audit must be from 0 to 1, got {self.audit!r}.")
-    for name in ("shuffle", "deterministic"):
-      if not isinstance(getattr(self, name), bool):
-        raise ValueError(
-          f"{name} must be True or False, got {getattr(self, name)!r}."
         )
     if (self.total or 0) > _LARGEST:
       raise ValueError(
@@ -105,6 +88,25 @@ class Batches:
       )
     if self.audit and not self.deterministic:
       raise ValueError("audit needs deterministic=True.")
+
+  def _check_types(self) -> None:
+    """Checks each argument by itself, and makes NumPy's numbers plain ones."""
+    least = {"num_samples": 1, "global_batch": 1, "seed": 0}
+    least |= {
+      name: 1
+      for name in ("epochs", "micro_batch")
+      if getattr(self, name) is not None
+    }
+    for name, number in least.items():
+      value = getattr(self, name)
+      value = checks.count(name, value, least=number, most=_LARGEST)
+      object.__setattr__(self, name, value)
+    checks.one_of("mode", self.mode, ("exact", "streaming"))
+    checks.fraction("audit", self.audit)
+    object.__setattr__(self, "audit", float(self.audit))
+    for name in ("shuffle", "deterministic"):
+      checks.flag(name, getattr(self, name))
+      object.__setattr__(self, name, bool(getattr(self, name)))
 
   @property
   def per_epoch(self) -> int:
@@ -218,11 +220,3 @@ def _indices(data: Batches, epoch: int, start: int, stop: int) -> np.ndarray:
   if not data.shuffle:
     return places
   return shuffle.permuted(places, data.num_samples, data.seed, epoch)
-
-
-def _check(name: str, value: int, least: int) -> None:
-  if type(value) is int and value > _LARGEST:
-    raise ValueError(f"{name} must be below 2**63, got {value}.")
-  if type(value) is not int or value < least:
-    kind = "a positive integer" if least else "an integer of at least 0"
-    raise ValueError(f"{name} must be {kind}, got {value!r}.")

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from optax_dist._internal import checks
 from optax_dist.ledger import spans as sp
 from optax_dist.ledger.batches import Batches
 from optax_dist.ledger.events import Holder, Lease
@@ -150,6 +151,9 @@ def init(
     ValueError: the gradients of a step don't divide `data.global_batch`.
   """
   progress = Progress() if progress is None else progress
+  checks.kind("data", data, Batches, "Batches")
+  checks.kind("progress", progress, Progress, "a Progress, or None")
+  gradients_per_step = checks.count("gradients_per_step", gradients_per_step)
   unit = data.unit(gradients_per_step)
   state = State(
     data,

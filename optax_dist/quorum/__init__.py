@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from optax_dist._internal import checks
 from optax_dist.quorum.arguments import (
   UNBOUNDED,
   accepts,
@@ -138,13 +139,25 @@ def init(
     A state for `step`.
 
   Raises:
-    TypeError, ValueError: a number is invalid; the message has its name, the
-      constraint and the value.
+    ValueError: an argument is invalid; the message has its name, the constraint
+      and the value.
   """
   k, n, late = check_sync_arguments(
     replicas_to_aggregate, total_num_replicas, max_staleness
   )
   n = k if n is None else n
+  if weight is not None:
+    checks.function("weight", weight)
+  # A coordinator that has no state yet begins before the first step.
+  global_step = checks.count("global_step", global_step, least=-UNBOUNDED)
+  flags = {
+    "lower_on_leave": lower_on_leave,
+    "two_phase": two_phase,
+    "exact": exact,
+    "window": window,
+  }
+  for name, value in flags.items():
+    checks.flag(name, value)
   if exact and late:
     raise ValueError(
       f"max_staleness must be 0 for an exact number of gradients, got {late}."

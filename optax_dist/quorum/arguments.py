@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
+from optax_dist._internal import checks
+
 #: The largest number, also of steps: states count in 32 bits.
-UNBOUNDED = 2**31 - 1
+UNBOUNDED = checks.MOST_COUNT
 
 
 def accepts(local_step: int, global_step: int, max_staleness: int = 0) -> bool:
@@ -41,37 +42,17 @@ def check_sync_arguments(
     The three as plain integers; no limit is `UNBOUNDED`.
 
   Raises:
-    TypeError: one of them is not an integer (a bool is not one either).
-    ValueError: one of them is out of range.
+    ValueError: one of them is not an integer (a bool is not one either), or out
+      of range.
 
   Example:
     >>> check_sync_arguments(3, None)
     (3, None, 0)
     >>> check_sync_arguments(0, 4)
     Traceback (most recent call last):
-    ValueError: replicas_to_aggregate must be a positive integer, got 0.
+    ValueError: `replicas_to_aggregate` must be a positive integer, got 0.
   """
-  k = _integer("replicas_to_aggregate", replicas_to_aggregate, 1)
-  n = None
-  if total_num_replicas is not None:
-    n = _integer("total_num_replicas", total_num_replicas, 1)
+  k = checks.count("replicas_to_aggregate", replicas_to_aggregate)
+  n = checks.count_or_none("total_num_replicas", total_num_replicas)
   late = UNBOUNDED if max_staleness is None else max_staleness
-  return k, n, _integer("max_staleness", late, 0)
-
-
-def _integer(name: str, value: Any, least: int) -> int:
-  kind = "positive" if least else "non-negative"
-  # Comparing type names rejects NumPy's bool without importing NumPy.
-  if type(value).__name__ in ("bool", "bool_"):
-    raise TypeError(f"{name} must be a {kind} integer, got {value!r}.")
-  try:
-    number = operator.index(value)
-  except TypeError:
-    raise TypeError(
-      f"{name} must be a {kind} integer, got {value!r}."
-    ) from None
-  if number < least:
-    raise ValueError(f"{name} must be a {kind} integer, got {value!r}.")
-  if number > UNBOUNDED:
-    raise ValueError(f"{name} must be at most {UNBOUNDED}, got {number}.")
-  return number
+  return k, n, checks.count("max_staleness", late, least=0)

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optax_dist import quorum
+from optax_dist._internal import checks
 from optax_dist.coordinator.journal import Journal
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
-from optax_dist.simulate.latency import Host, Latency
+from optax_dist.simulate.latency import Host, Latency, check_latency
 from optax_dist.simulate.strategy import Strategy
 from optax_dist.simulate.timing import Timing
 
@@ -30,6 +31,8 @@ _EVENTS_WITHOUT_STEP = 10_000
 _NOTHING_ELSE = dict.fromkeys(
   ("compiled", "cpu", "encoded", "waited", "exchanged", "applied"), 0.0
 )
+# That NumPy and JAX take in one word.
+MOST_SEED = 2**63 - 1
 # Computing times are drawn in rows of so many.
 _ROW = 256
 
@@ -339,18 +342,18 @@ def simulate_timing(
     >>> timing.steps_per_second, round(timing.dropped_share, 2)
     (2.0, 0.25)
   """
-  check_least(
-    replicas=(replicas, 1),
-    steps=(steps, 1),
-    communication=(communication, 0),
-    seed=(seed, 0),
+  checks.kind("strategy", strategy, Strategy, "a simulate.Strategy")
+  check_latency("latency", latency)
+  replicas, steps = (
+    checks.count("replicas", replicas),
+    checks.count("steps", steps),
   )
-  if failures is not None and not (
-    failures.rate > 0 and failures.downtimes and min(failures.downtimes) > 0
-  ):
-    raise ValueError(
-      f"rate and downtimes of failures must be above 0, got {failures}."
-    )
+  checks.number("communication", communication)
+  seed = checks.count("seed", seed, least=0, most=MOST_SEED)
+  if failures is not None:
+    _check_failures(failures)
+  if journal is not None:
+    checks.kind("journal", journal, Journal, "a Journal, or None")
   engine = _Engine(
     strategy, latency, replicas, communication, failures, seed, journal
   )
@@ -374,12 +377,16 @@ def simulate_timing(
   return Timing(np.array(engine.commit_times), engine.numbers, steps)
 
 
-def check_least(**numbers: tuple[float, float]) -> None:
-  """Raises a ValueError that names a number, if it is below its minimum.
-
-  Args:
-    **numbers: each number, and its minimum.
-  """
-  for name, (value, least) in numbers.items():
-    if not least <= value < math.inf:
-      raise ValueError(f"{name} must be at least {least}, got {value!r}.")
+def _check_failures(failures: Failures) -> None:
+  checks.kind("failures", failures, Failures, "simulate.Failures, or None")
+  checks.rate("rate", failures.rate, positive=True)
+  for name in ("downtimes", "unnoticed"):
+    times = getattr(failures, name)
+    checks.kind(name, times, tuple | list, "a tuple of seconds")
+    for time in times:
+      checks.number(name, time, infinite=True)
+  if not failures.downtimes or not min(failures.downtimes):
+    raise ValueError(
+      f"`downtimes` must be at least one time above 0, got {failures.downtimes}."
+    )
+  checks.flag("lowers", failures.lowers)

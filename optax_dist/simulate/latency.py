@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
+
+from optax_dist._internal import checks
 
 
 class Host(Protocol):
@@ -98,12 +101,16 @@ class Distribution:
 
   def __post_init__(self) -> None:
     names = _family(self.family).names
+    checks.kind(
+      "parameters", self.parameters, tuple | list, "a tuple of numbers"
+    )
     if len(self.parameters) != len(names):
       raise ValueError(
         f"{self.family} takes {len(names)} numbers,"
         f" {self.family}:{','.join(names)}; got {len(self.parameters)}."
       )
     for name, value in zip(names, self.parameters, strict=True):
+      checks.kind(name, value, numbers.Real, f"a number of {self.family}")
       least = "" if name in _ANY else "above 0"
       least = "of at least 0" if name in _AT_LEAST_0 else least
       wrong = not math.isfinite(value)
@@ -167,15 +174,9 @@ class SlowHosts:
   base: Latency
 
   def __post_init__(self) -> None:
-    if not 0 <= self.share <= 1:
-      raise ValueError(
-        f"share of slow-hosts must be from 0 to 1, got {self.share:g}."
-      )
-    if not 0 < self.factor < math.inf:
-      raise ValueError(
-        "factor of slow-hosts must be a finite number above 0, got"
-        f" {self.factor:g}."
-      )
+    checks.fraction("share of slow-hosts", self.share)
+    checks.rate("factor of slow-hosts", self.factor, positive=True)
+    check_latency("base", self.base)
 
   def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
     """Those of n hosts; the slow ones are chosen by `rng`."""
@@ -209,6 +210,7 @@ def parse_latency(text: str) -> Latency:
     Traceback (most recent call last):
     ValueError: exponential takes 1 numbers, exponential:mean; got 2.
   """
+  checks.kind("text", text, str, "NAME:PARAMETERS")
   name, _, rest = text.strip().partition(":")
   if name == "slow-hosts":
     share, factor, base = (*rest.split(",", 2), "", "", "")[:3]
@@ -223,13 +225,26 @@ def parse_latency(text: str) -> Latency:
   return Distribution(name, tuple(map(_number, parts)))
 
 
+def check_latency(name: str, value: object) -> None:
+  """Checks a latency.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  if not callable(getattr(value, "hosts", None)):
+    raise ValueError(
+      f"`{name}` must be a latency, as from simulate.parse_latency, got"
+      f" {value!r:.100}."
+    )
+
+
 def _family(name: str) -> Family:
   """The family with this name; raises an error that lists the known ones."""
-  if name not in FAMILIES:
+  if not isinstance(name, str) or name not in FAMILIES:
     known = [f"{n}:{','.join(f.names)}" for n, f in FAMILIES.items()]
     raise ValueError(
       f"a latency is one of {', '.join(known)},"
-      f" slow-hosts:share,factor,NAME:PARAMETERS; got {name!r}."
+      f" slow-hosts:share,factor,NAME:PARAMETERS; got {name!r:.100}."
     )
   return FAMILIES[name]
 

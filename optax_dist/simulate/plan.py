@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate.engine import check_least, simulate_timing
-from optax_dist.simulate.latency import Latency
+from optax_dist._internal import checks
+from optax_dist.simulate.engine import MOST_SEED, simulate_timing
+from optax_dist.simulate.latency import Latency, check_latency
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.strategy import sync_replicas
 from optax_dist.simulate.timing import INTERVAL
@@ -167,19 +168,16 @@ def plan(
     >>> plan(latency, 8, cancel=True, steps=50).recommended.replicas_to_aggregate
     7
   """
-  sync_replicas(1, max_staleness=max_staleness)
-  noise = float(replicas if noise_scale is None else noise_scale)
-  default = max(20, _ARRIVALS // max(1, replicas))
-  steps = default if steps is None else steps
-  check_least(
-    replicas=(replicas, 1),
-    communication=(communication, 0),
-    steps=(steps, 1),
-    repetitions=(repetitions, 2),
-    seed=(seed, 0),
-  )
-  if not noise >= 0:
-    raise ValueError(f"noise_scale must be at least 0, got {noise_scale!r}.")
+  check_latency("latency", latency)
+  sync_replicas(1, max_staleness=max_staleness, cancel=cancel)
+  replicas = checks.count("replicas", replicas)
+  noise = replicas if noise_scale is None else noise_scale
+  checks.number("noise_scale", noise, infinite=True)
+  checks.number("communication", communication)
+  default = max(20, _ARRIVALS // replicas)
+  steps = checks.count("steps", default if steps is None else steps)
+  repetitions = checks.count("repetitions", repetitions, least=2)
+  seed = checks.count("seed", seed, least=0, most=MOST_SEED)
   weights = {k: weight_of_step(k, replicas, noise) for k in _counts(replicas)}
 
   def measure(k: int, drawn: Latency, seed: int) -> _Measured:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from optax_dist._internal import checks
 from optax_dist.simulate.engine import Failures, NoStepError, simulate_timing
 from optax_dist.simulate.recorded import Recorded
 from optax_dist.simulate.strategy import Strategy
@@ -86,13 +87,15 @@ def predict(
     ValueError: a number is out of range, or without failures no step is ever
       taken.
   """
-  if repetitions < 2:
-    raise ValueError(f"repetitions must be at least 2, got {repetitions}.")
+  checks.kind("recorded", recorded, Recorded, "a run from from_journal")
+  repetitions = checks.count("repetitions", repetitions, least=2)
   run = recorded
   warnings = recorded.warnings
   if failures is ...:
     warnings += of_losses(recorded.losses)
   else:
+    if failures is not None:
+      checks.kind("failures", failures, Failures, "simulate.Failures, or None")
     run = run._replace(failures=failures, losses=())
   if strategy is not None:
     run = run._replace(strategy=strategy)

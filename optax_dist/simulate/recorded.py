@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optax_dist import quorum
+from optax_dist._internal import checks
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
 from optax_dist.simulate import computations, warnings
@@ -65,6 +66,7 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
     ValueError: there is no run in it, or no computation time, or it is of
       Decoupled DiLoCo.
   """
+  checks.kind("records", records, list | tuple, "the records of journal.read")
   runs = [record for record in records if record["kind"] == "run"]
   if not runs:
     raise ValueError(

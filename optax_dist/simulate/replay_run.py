@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from optax_dist import ledger
+from optax_dist._internal import checks
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means
@@ -76,6 +77,9 @@ def replay_run(
     ValueError: the journal cannot be replayed: it is of another kind, lacks a
       step, or does not say on which batches a gradient was computed.
   """
+  checks.kind("records", records, list | tuple, "the records of journal.read")
+  checks.transformation("optimizer", optimizer)
+  checks.function("gradient", gradient)
   first, commits, prints = _history(records)
   late = [
     commit["step"] - member["local_step"]

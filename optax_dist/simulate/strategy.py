@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from optax_dist import quorum
+from optax_dist._internal import checks
 
 Kind = Literal["sync_replicas", "elastic_average", "local_updates"]
 
@@ -50,7 +51,7 @@ def sync_replicas(
     The strategy.
 
   Raises:
-    TypeError, ValueError: a number is invalid.
+    ValueError: an argument is invalid.
 
   Example:
     >>> sync_replicas(3).replicas_to_aggregate
@@ -59,4 +60,5 @@ def sync_replicas(
   k, _, late = quorum.check_sync_arguments(
     replicas_to_aggregate, None, max_staleness
   )
-  return Strategy(k, late, cancel)
+  checks.flag("cancel", cancel)
+  return Strategy(k, late, bool(cancel))

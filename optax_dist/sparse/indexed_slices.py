@@ -28,7 +28,7 @@ import optax
 from jax.extend import random as extended_random
 from jax.sharding import NamedSharding, PartitionSpec
 
-_MOST_ROWS = 2**31 - 1
+from optax_dist._internal import checks
 
 
 def _no_random_bits(*args: Any, **kwargs: Any) -> NoReturn:
@@ -107,17 +107,11 @@ class IndexedSlices:
         rows, or if an index is negative or greater than ``dense_shape[0]``
         (only checked outside of ``jax.jit``).
     """
-    values, indices = jnp.asarray(values), jnp.asarray(indices)
-    self.dense_shape = tuple(int(size) for size in dense_shape)
-    if not jnp.issubdtype(indices.dtype, jnp.integer):
-      raise TypeError(f"indices must be integers, got {indices.dtype}")
-    if not self.dense_shape:
-      raise ValueError("dense_shape must have a dimension of rows, got ()")
-    if self.dense_shape[0] > _MOST_ROWS:
-      raise ValueError(
-        f"dense_shape[0] must be at most {_MOST_ROWS}, the largest int32 index,"
-        f" got {self.dense_shape[0]}"
-      )
+    values, known = _array("values", values), _array("indices", indices)
+    self.dense_shape = _checked_shape(dense_shape)
+    if not jnp.issubdtype(known.dtype, jnp.integer):
+      raise TypeError(f"indices must be integers, got {known.dtype}")
+    values, indices = jnp.asarray(values), jnp.asarray(known)
     expected = (*indices.shape, *self.dense_shape[1:])
     if indices.ndim != 1 or values.shape != expected:
       raise ValueError(
@@ -127,7 +121,7 @@ class IndexedSlices:
       )
     if indices.size and not isinstance(indices, jax.core.Tracer):
       with jax.ensure_compile_time_eval():
-        low, high = int(indices.min()), int(indices.max())
+        low, high = int(known.min()), int(known.max())
       if low < 0 or high > self.dense_shape[0]:
         raise ValueError(
           f"indices must lie in [0, {self.dense_shape[0]}] (the last one marks"
@@ -394,6 +388,8 @@ def lookup_value_and_grad(
     >>> float(value), grads["table"].values.tolist(), grads["w"].tolist()
     (2.0, [[2.0, 4.0], [2.0, 4.0]], [4.0, 4.0])
   """
+  checks.function("fun", fun)
+  checks.flag("has_aux", has_aux)
   value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
 
   def read(param: Any, ids: Any) -> Any:
@@ -452,13 +448,42 @@ def _gathered(x: jax.Array) -> jax.Array:
   return jax.sharding.reshard(x, _by_columns(x))
 
 
+def _array(name: str, value: Any) -> Any:
+  """Returns an array; NumPy's stays one, since JAX takes 32 bits of its int64."""
+  if isinstance(value, jax.Array | np.ndarray):
+    return value
+  try:
+    return np.asarray(value) if name == "indices" else jnp.asarray(value)
+  except (TypeError, ValueError, OverflowError) as error:
+    raise TypeError(f"{name} must be an array, got {value!r:.100}") from error
+
+
+def _checked_shape(dense_shape: Any) -> tuple[int, ...]:
+  sizes = dense_shape if isinstance(dense_shape, list | tuple) else ()
+  shape = tuple(-1 if (n := checks.integer(x)) is None else n for x in sizes)
+  if not shape or min(shape) < 0:
+    raise ValueError(
+      "dense_shape must be a tuple of integers, not negative, with the rows first,"
+      f" got {dense_shape!r:.100}"
+    )
+  if shape[0] > checks.MOST_COUNT:
+    raise ValueError(
+      f"dense_shape[0] must be at most {checks.MOST_COUNT}, the largest int32"
+      f" index, got {shape[0]}"
+    )
+  return shape
+
+
 def _guarded(indices: jax.Array) -> jax.Array:
   """Gives indices the dtype that refuses arithmetic."""
   bits = jax.lax.bitcast_convert_type(indices.astype(jnp.int32), jnp.uint32)
   return jax.random.wrap_key_data(bits[..., None], impl=_INDEX_DTYPE)
 
 
-def _as_slots(ids: jax.typing.ArrayLike, table: jax.Array) -> jax.Array:
+def _as_slots(ids: Any, table: jax.Array) -> jax.Array:
   """Maps indices outside of the table to the index of unused slots."""
-  ids = jnp.asarray(ids)
-  return jnp.where((ids >= 0) & (ids < table.shape[0]), ids, table.shape[0])
+  ids, rows = _array("indices", ids), table.shape[0]
+  if not jnp.issubdtype(ids.dtype, jnp.integer):
+    raise TypeError(f"lookups must be integers, got {ids.dtype}")
+  where = np.where if isinstance(ids, np.ndarray) else jnp.where
+  return jnp.asarray(where((ids >= 0) & (ids < rows), ids, rows))

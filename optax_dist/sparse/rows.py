@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import as_dense, is_indexed_slices
 
@@ -70,6 +71,8 @@ def row_wise(
     >>> params[:, 0].tolist()
     [0.0, 0.0, -2.5]
   """
+  checks.transformation("inner", inner)
+  checks.flag("sum_duplicates", sum_duplicates)
   inner = _with_own_dtypes(optax.with_extra_args_support(inner))
 
   def update_fn(

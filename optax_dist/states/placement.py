@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from optax_dist._internal import checks
 from optax_dist.states.specs import is_spec
 
 Tree = TypeVar("Tree")
@@ -43,6 +44,7 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     >>> batch["x"].sharding.spec
     P('data', None)
   """
+  checks.kind("mesh", mesh, jax.sharding.Mesh, "a jax.sharding.Mesh")
 
   def put(path: Any, x: Any, spec: Any) -> Any:
     where = f"place: {jax.tree_util.keystr(path) or 'the array'}"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from optax_dist._internal import checks
 from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
 
 # TensorFlow's names for the states of stock optax transformations.
@@ -89,6 +90,8 @@ def get_slot(
     >>> [f"{x:.1f}" for x in get_slot(state, "layer/kernel", "accumulator")]
     ['0.1', '0.1']
   """
+  checks.kind("path", path, str | Sequence, "a parameter's path")
+  checks.kind("name", name, str, "a slot's name")
   trees = [tree for names, tree in slot_trees(state) if name in names]
   if not trees:
     raise KeyError(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from optax_dist._internal import axes
+from optax_dist._internal import axes, checks
 from optax_dist._internal.gradient_sum import SparseSum
 from optax_dist._internal.replica_blocks import (
   PerReplica,
@@ -88,9 +88,8 @@ def state_specs(
     P('data',)
   """
   _check_wrappers(state)
-  levels = tuple(
-    _joint(axes.canonical_names(names)) for names in (axis_name, *inner_axes)
-  )
+  names = [axes.canonical_names(axis_name), *axes.levels_of(inner_axes)]
+  levels = tuple(map(_joint, names))
   mirrors = None
   if param_specs is not None:
     mirrors = _Mirrors(param_specs, params)
@@ -126,6 +125,7 @@ def state_axes(state: Any, *, depth: int = 0) -> Any:
     >>> state_axes.global_step, state_axes.replica.value.local_step
     (None, 0)
   """
+  depth = checks.count("depth", depth, least=0)
   _check_wrappers(state)
 
   def mark(node: Any, level: Any) -> Any:

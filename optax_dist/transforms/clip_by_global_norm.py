@@ -82,7 +82,7 @@ def clip_by_global_norm(
   """
   names = axes.canonical_names(axis_name)
   # Infinity, as in optax, for no clipping.
-  if not (isinstance(max_norm, float) and max_norm == math.inf):
+  if not (isinstance(max_norm, float | np.floating) and max_norm == math.inf):
     checks.rate("max_norm", max_norm, positive=True)
 
   def init_fn(params: optax.Params) -> optax.EmptyState:

@@ -137,9 +137,9 @@ def cross_shard(
   reduction = checks.reduction(reduction, _REDUCTIONS)
   checks.one_of("invariant_updates", invariant_updates, _INVARIANT_UPDATES)
   checks.count_or_none("num_replicas", num_replicas)
-  groups = axis_index_groups or None
   special = param_specs is not None or invariant_updates == "reduced"
-  _check_groups(axis_index_groups, axis_name, param_specs)
+  _check_groups(axis_index_groups, names, param_specs)
+  groups = axis_index_groups or None
   if (special or groups) and (compression is not None or reduction == "adasum"):
     what = "compression" if compression is not None else "reduction='adasum'"
     raise ValueError(
@@ -161,13 +161,13 @@ def cross_shard(
 
 
 def _check_groups(
-  groups: Any, axis_name: axes.AxisNames, param_specs: Any
+  groups: Any, names: tuple[axes.AxisName, ...], param_specs: Any
 ) -> None:
   """Checks the argument ``axis_index_groups``, and what it excludes."""
   collectives.check_groups(groups)
-  if groups and len(axes.canonical_names(axis_name)) > 1:
+  if groups and len(names) > 1:
     raise ValueError(
-      f"`axis_index_groups` needs a single axis, got `axis_name`={axis_name!r}."
+      f"`axis_index_groups` needs a single axis, got `axis_name`={names!r}."
     )
   if groups and param_specs is not None:
     raise ValueError(

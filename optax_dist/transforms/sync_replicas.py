@@ -505,10 +505,10 @@ def _weight_function(weight: Any) -> Callable[[Any], Any] | None:
   """
   if weight is None or callable(weight):
     return weight
-  if weight != "inverse":
+  if not isinstance(weight, str) or weight != "inverse":
     raise ValueError(
       "`staleness_weight` must be None, 'inverse' or a function of the staleness,"
-      f" got {weight!r}."
+      f" got {weight!r:.100}."
     )
   return lambda late: 1.0 / jnp.maximum(late, 1).astype(jnp.float32)
 

@@ -118,6 +118,7 @@ def train_step(
     >>> params, loss
     (Array([0.5, 0.5], dtype=float32), Array(1., dtype=float32))
   """
+  checks.function("loss", loss)
   checks.transformation("tx", tx)
   checks.flag("has_aux", has_aux)
   names = axes.canonical_names(axis_name)

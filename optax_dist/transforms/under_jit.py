@@ -106,7 +106,9 @@ def under_jit(
   """
   checks.flag("own_params", own_params)
   checks.transformation("tx", tx)
-  levels = [axes.canonical_names(n) for n in (axis_name, *inner_axes)]
+  levels = [axes.canonical_names(axis_name), *axes.levels_of(inner_axes)]
+  if mesh is not None:
+    check_mesh(_NAME, mesh, sum(levels, ()))
   tx = optax.with_extra_args_support(tx)
   mapped = _Mapped(tx, levels, mesh, own_params, param_specs)
   return optax.GradientTransformationExtraArgs(mapped.init, mapped.update)

@@ -24,35 +24,22 @@ def test_integers_of_numpy_are_integers():
 NAMES = ("replicas_to_aggregate", "total_num_replicas", "max_staleness")
 
 
-@pytest.mark.parametrize("value", [True, np.True_, 1.0, "1"])
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_other_types_are_refused_by_name(at, value):
-  arguments = [1, 1, 0]
-  arguments[at] = value
-  name = NAMES[at]
-  with pytest.raises(TypeError, match=rf"{name} must be a .* integer, got"):
-    quorum.check_sync_arguments(*arguments)
-
-
 @pytest.mark.parametrize(
-  ("arguments", "error", "message"),
+  ("arguments", "message"),
   [
-    ((0,), ValueError, "replicas_to_aggregate must be a positive .*got 0"),
-    ((True,), TypeError, "replicas_to_aggregate .*got True"),
-    ((2.0,), TypeError, "replicas_to_aggregate .*got 2.0"),
-    ((1, 0), ValueError, "total_num_replicas .*got 0"),
-    ((1, -1), ValueError, "total_num_replicas .*got -1"),
-    ((1, "2"), TypeError, "total_num_replicas .*got '2'"),
-    ((None,), TypeError, "replicas_to_aggregate .*got None"),
+    ((0,), "`replicas_to_aggregate` must be a positive .*got 0"),
+    ((None,), "`replicas_to_aggregate` .*got None"),
+    ((1, 0), "`total_num_replicas` .*got 0"),
+    ((1, -1), "`total_num_replicas` .*got -1"),
   ],
 )
-def test_numbers_are_checked_at_construction(arguments, error, message):
-  with pytest.raises(error, match=message):
+def test_numbers_are_checked_at_construction(arguments, message):
+  with pytest.raises(ValueError, match=message):
     quorum.init(*arguments)
 
 
 def test_the_staleness_is_checked_at_construction():
-  with pytest.raises(ValueError, match=r"must be a non-negative .*got -1"):
+  with pytest.raises(ValueError, match=r"an integer, not negative, got -1"):
     quorum.init(2, 2, max_staleness=-1)
 
 
@@ -62,7 +49,7 @@ def test_the_largest_number_is_that_of_a_state_or_message(name):
   quorum.init(**arguments)
   arguments[name] += 1
   with pytest.raises(
-    ValueError, match=f"{name} must be at most .*, got 2147483648"
+    ValueError, match=f"`{name}` must be at most .*, got 2147483648"
   ):
     quorum.init(**arguments)
 

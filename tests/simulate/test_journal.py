@@ -283,7 +283,7 @@ def test_prediction_with_failures_refuses_bad_numbers(tmp_path, arguments):
   )
   failing = recorded._replace(failures=simulate.Failures(0.05, (1.0,)))
   (name,) = arguments
-  with pytest.raises(ValueError, match=f"{name} must be at least"):
+  with pytest.raises(ValueError, match=f"`{name}` must be"):
     simulate.predict(failing, **arguments, repetitions=2)
 
 

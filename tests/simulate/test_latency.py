@@ -49,8 +49,11 @@ def test_slow_hosts_are_slow_for_good():
     ("bernoulli:1,2,1.5", "p of bernoulli must be at most 1, got 1.5"),
     ("gamma:1,two", "parameters of a latency are numbers, got 'two'"),
     ("slow-hosts:0.1,3", "slow-hosts takes slow-hosts:share,factor,NAME"),
-    ("slow-hosts:2,3,constant:1", "share of slow-hosts must be from 0 to 1"),
-    ("slow-hosts:0.1,-3,constant:1", "factor of slow-hosts must be a finite"),
+    (
+      "slow-hosts:2,3,constant:1",
+      "share of slow-hosts` must be a number from 0 to 1",
+    ),
+    ("slow-hosts:0.1,-3,constant:1", "factor of slow-hosts` must be finite"),
   ],
 )
 def test_bad_latency_is_refused_with_what_is_allowed(text, said):

@@ -127,10 +127,10 @@ def test_equal_seeds_give_equal_plans():
 @pytest.mark.parametrize(
   ("options", "said"),
   [
-    ({"noise_scale": -1.0}, "noise_scale must be at least 0"),
-    ({"noise_scale": math.nan}, "noise_scale must be at least 0"),
-    ({"repetitions": 1}, "repetitions must be at least 2"),
-    ({"communication": -1.0}, "communication must be at least 0"),
+    ({"noise_scale": -1.0}, "`noise_scale` must be"),
+    ({"noise_scale": math.nan}, "`noise_scale` must be"),
+    ({"repetitions": 1}, "`repetitions` must be an integer of at least 2"),
+    ({"communication": -1.0}, "`communication` must be"),
   ],
 )
 def test_bad_number_is_named(options, said):

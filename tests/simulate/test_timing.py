@@ -312,10 +312,13 @@ def test_cancelled_computation_has_no_time_in_the_journal(tmp_path):
 @pytest.mark.parametrize(
   ("options", "said"),
   [
-    ({"steps": 0}, "steps must be at least 1, got 0"),
-    ({"seed": -1}, "seed must be at least 0"),
-    ({"communication": np.nan}, "communication must be at least 0"),
-    ({"failures": simulate.Failures(0.0, (1.0,))}, "rate and downtimes"),
+    ({"steps": 0}, "`steps` must be a positive integer, got 0"),
+    ({"seed": -1}, "`seed` must be"),
+    ({"communication": np.nan}, "`communication` must be"),
+    (
+      {"failures": simulate.Failures(0.0, (1.0,))},
+      "`rate` must be finite and positive",
+    ),
   ],
 )
 def test_bad_argument_is_named(options, said):
@@ -326,10 +329,10 @@ def test_bad_argument_is_named(options, said):
 @pytest.mark.parametrize(
   ("make", "said"),
   [
-    (lambda: simulate.sync_replicas(0), "replicas_to_aggregate must be"),
+    (lambda: simulate.sync_replicas(0), "`replicas_to_aggregate` must be"),
     (
       lambda: simulate.sync_replicas(1, max_staleness=-1),
-      "max_staleness must be",
+      "`max_staleness` must be",
     ),
   ],
 )

@@ -290,6 +290,24 @@ def test_lookup_outside_of_the_table_is_zero_and_without_gradient():
   assert grads.to_dense().tolist() == [[0.0], [0.0], [1.0]]
 
 
+@pytest.mark.parametrize("index", [2**32 + 1, -(2**32) + 1])
+def test_the_upper_bits_of_an_index_count(index):
+  """JAX takes the lower 32 of NumPy's int64, which may be a row of the table."""
+  indices = np.array([index])
+  with pytest.raises(ValueError, match=rf"from {index} to {index}"):
+    IndexedSlices(jnp.ones((1, 1)), indices, (3, 1))
+  fun = indexed_slices.lookup_value_and_grad(jnp.sum)
+  value, grads = fun(jnp.ones((3, 1)), indices)
+  assert value == 0.0
+  assert not grads.to_dense().any()
+
+
+def test_lookups_are_integers():
+  fun = indexed_slices.lookup_value_and_grad(jnp.sum)
+  with pytest.raises(TypeError, match="lookups must be integers, got bool"):
+    fun(jnp.ones((3, 1)), np.array([True]))
+
+
 def test_is_a_pytree_of_two_arrays():
   slices = IndexedSlices(jnp.ones((2, 3)), jnp.array([0, 1]), (4, 3))
   paths = jax.tree_util.tree_leaves_with_path(slices)
@@ -311,7 +329,7 @@ def test_is_a_pytree_of_two_arrays():
     (np.ones((2, 3)), np.array([0.0, 1.0]), (4, 3), TypeError, "integers"),
     (np.ones((2, 3)), np.array([0, 1]), (4, 2), ValueError, "dense_shape"),
     (np.ones((2, 3)), np.array([[0], [1]]), (4, 3), ValueError, "indices"),
-    (np.ones(2), np.array([0, 1]), (), ValueError, "dimension of rows"),
+    (np.ones(2), np.array([0, 1]), (), ValueError, "with the rows first, got"),
     (np.ones(2), np.array([0, 5]), (4,), ValueError, "from 0 to 5"),
     (np.ones(2), np.array([-1, 1]), (4,), ValueError, "from -1 to 1"),
   ],

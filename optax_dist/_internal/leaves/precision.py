@@ -18,13 +18,17 @@ def check_dtype(name: str, dtype: Any) -> None:
   Raises:
     ValueError: if it is not a floating-point or complex dtype.
   """
+  # NumPy would take the dtype of an array, which is more likely a mistake.
+  fits = not isinstance(dtype, jax.Array | np.ndarray | np.generic)
   try:
-    fits = dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.inexact)
+    fits = fits and (
+      dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.inexact)
+    )
   except TypeError:
     fits = False
   if not fits:
     raise ValueError(
-      f"`{name}` must be a floating-point dtype or None, got {dtype!r}."
+      f"`{name}` must be a floating-point dtype or None, got {dtype!r:.100}."
     )
 
 

@@ -1,6 +1,7 @@
 """Hyperparameters rounded as in TensorFlow's kernels: float32, then cast."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -210,41 +211,61 @@ def check_numbers(**values: Any) -> None:
 
 
 def _check_number(name: str, value: Any, kinds: str) -> None:
-  if not is_static(value) and not isinstance(value, jax.Array | np.ndarray):
-    raise TypeError(f"{name} must be {kinds}, got {value!r}")
-  dtype = jnp.result_type(value)
+  dtype = _dtype_of(value)
   if jnp.issubdtype(dtype, jnp.complexfloating):
     raise TypeError(
       f"{name} must be {kinds}, got one of dtype {dtype}. For complex parameters, give"
       " optax.inject_hyperparams a real `hyperparam_dtype`"
     )
-  if isinstance(value, bool) or not (
+  if dtype is None or not (
     jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
   ):
-    raise TypeError(f"{name} must be {kinds}, got {value!r}")
+    raise TypeError(f"{name} must be {kinds}, got {value!r:.100}")
   if np.ndim(value):
     raise ValueError(
       f"{name} must be {kinds}, got an array of shape {np.shape(value)}"
     )
-  if not isinstance(value, jax.core.Tracer) and not np.isfinite(value):
-    raise ValueError(f"{name} must be {kinds}, got {value!r}")
+  known = _known(value)
+  # A plain number is rounded to float32.
+  most = float(np.finfo(np.float32).max) if is_static(value) else math.inf
+  if known is not None and not (abs(known) <= most and math.isfinite(known)):
+    raise ValueError(f"{name} must be {kinds}, got {value!r:.100}")
+
+
+def _dtype_of(value: Any) -> Any:
+  """The dtype of a hyperparameter; None of what can't be one."""
+  if isinstance(value, int):
+    return None if isinstance(value, bool) else np.dtype(np.int64)
+  if isinstance(value, jax.Array):
+    return value.dtype
+  is_number = isinstance(value, float | np.generic | np.ndarray)
+  return np.asarray(value).dtype if is_number else None
+
+
+def _known(value: Any) -> Any:
+  """The number in a hyperparameter; None if it is traced, or a schedule."""
+  if isinstance(value, jax.core.Tracer) or callable(value):
+    return None
+  # An integer may be larger than any float.
+  return value if isinstance(value, int) else float(value)
 
 
 def check(
   name: str, value: Any, holds: Callable[[Any], bool], constraint: str
 ) -> None:
-  """Checks a hyperparameter if it is a plain number.
+  """Checks a hyperparameter as far as its value is known.
 
   Args:
     name: The argument's name.
-    value: Its value; anything that is not a plain number passes.
+    value: A number, a scalar array or a schedule.
     holds: Returns whether a number is valid.
     constraint: Describes the valid numbers.
 
   Raises:
     ValueError: If it is not valid.
   """
-  if is_static(value) and not holds(value):
+  known = _known(value)
+  if known is not None and not holds(known):
     raise ValueError(f"{name} must be {constraint}, got {value}")
 
 

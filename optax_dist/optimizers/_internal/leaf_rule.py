@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import step_count
+from optax_dist._internal import checks, step_count
 from optax_dist.optimizers._internal import hyperparameters
 from optax_dist.sparse import indexed_slices, rows
 
@@ -118,8 +118,14 @@ def base_custom(
     [1.5, 1.5]
   """
   hyperparameters.check_learning_rate(learning_rate)
-  slots = dict(slots or {})
-  scalars = dict(scalars or {})
+  checks.function("apply_rule", apply_rule)
+  if sparse_apply_rule is not None:
+    checks.function("sparse_apply_rule", sparse_apply_rule)
+  slots = _by_name("slots", slots)
+  scalars = _by_name("scalars", scalars)
+  hyperparameters.check_numbers(**slots)
+  checks.flag("sum_duplicates", sum_duplicates)
+  checks.flag("needs_params", needs_params)
 
   def init_fn(params):
     return CustomState(
@@ -163,6 +169,14 @@ def base_custom(
   if sparse_apply_rule is not None:
     return transformation
   return rows.row_wise(transformation, sum_duplicates=sum_duplicates)
+
+
+def _by_name(argument: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+  given = {} if given is None else given
+  checks.kind(argument, given, Mapping, "a mapping from names, or None")
+  for name in given:
+    checks.kind(argument, name, str, "a mapping from strings")
+  return dict(given)
 
 
 def _apply(

@@ -94,7 +94,7 @@ def keras(
     [-0.5]
   """
   checks.flag("frozen_iterations", frozen_iterations)
-  if name.lower() not in _BY_LOWER_NAME:
+  if not isinstance(name, str) or name.lower() not in _BY_LOWER_NAME:
     raise ValueError(f"name must be one of {', '.join(_MAKERS)}, got {name!r}")
   if "arguments" in arguments:
     raise ValueError(

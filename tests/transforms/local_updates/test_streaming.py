@@ -193,7 +193,7 @@ def test_dtypes_are_kept():
     ({"fragments": 0}, "`fragments` must be a positive integer, got 0"),
     ({"delay": -1}, "`delay` must be an integer, not negative, got -1"),
     ({"delay": 4}, "`delay` must be less than .* got 4 and 4"),
-    ({"mix": 1.5}, "`mix` must be from 0 to 1, got 1.5"),
+    ({"mix": 1.5}, "`mix` must be a number from 0 to 1, got 1.5"),
     ({"communication_period": 0}, "`communication_period` must be a positive"),
   ],
 )

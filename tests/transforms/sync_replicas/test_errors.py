@@ -24,17 +24,20 @@ _make = functools.partial(
 @pytest.mark.parametrize(
   ("kwargs", "words"),
   [
-    ({"replicas_to_aggregate": 0}, "replicas_to_aggregate must be a positive"),
+    (
+      {"replicas_to_aggregate": 0},
+      "`replicas_to_aggregate` must be a positive",
+    ),
     (
       {"replicas_to_aggregate": 2.0},
-      "replicas_to_aggregate must be a positive",
+      "`replicas_to_aggregate` must be a positive",
     ),
     (
       {"replicas_to_aggregate": True},
-      "replicas_to_aggregate must be a positive",
+      "`replicas_to_aggregate` must be a positive",
     ),
-    ({"total_num_replicas": -1}, "total_num_replicas must be a positive"),
-    ({"max_staleness": -1}, "max_staleness must be a non-negative"),
+    ({"total_num_replicas": -1}, "`total_num_replicas` must be a positive"),
+    ({"max_staleness": -1}, "`max_staleness` must be an integer, not negative"),
     (
       {"staleness_weight": "linear"},
       "`staleness_weight` must be None, 'inverse'",
@@ -57,7 +60,10 @@ _make = functools.partial(
       {"all_arrive": True, "staleness_weight": "inverse"},
       "`all_arrive` has no late gradients",
     ),
-    ({"replicas_to_aggregate": 2**40}, "replicas_to_aggregate must be at most"),
+    (
+      {"replicas_to_aggregate": 2**40},
+      "`replicas_to_aggregate` must be at most",
+    ),
     # Their number travels as float32, which has no 2**24 + 1.
     ({"replicas_to_aggregate": 2**24 + 1}, "must be at most 16777216"),
   ],
