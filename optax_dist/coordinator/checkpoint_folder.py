@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from optax_dist.coordinator import locks
+from optax_dist.coordinator.files import sync
 from optax_dist.coordinator.protocol.codec import Natural
 from optax_dist.coordinator.protocol.entries import Lineage
 
@@ -211,15 +212,15 @@ def new(
       written = inner / _ABOUT
       written.write_bytes(msgspec.json.encode(about))
       written.chmod(0o600)
-      _sync(written)
-      _sync(inner)
+      sync(written)
+      sync(inner)
       if replaces:
         _check_place(folder, about.run)
         _move_away(path, about, others)
       if path.exists():
         raise FileExistsError(f"{path} exists.")
       os.rename(inner, path)
-      _sync(folder)
+      sync(folder)
       gone = _pruned(folder, about, keep)
       for old in gone:
         os.rename(old, outer / old.name)
@@ -356,14 +357,6 @@ def _make_durable(path: pathlib.Path) -> None:
   for at, _, files in os.walk(path, topdown=False):
     for name in files:
       os.chmod(os.path.join(at, name), 0o600)
-      _sync(os.path.join(at, name))
+      sync(os.path.join(at, name))
     os.chmod(at, 0o700)
-    _sync(at)
-
-
-def _sync(path: str | os.PathLike[str]) -> None:
-  number = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(number)
-  finally:
-    os.close(number)
+    sync(at)

@@ -1,4 +1,4 @@
-"""Files that are appended to for as long as a run goes on."""
+"""Files that outlive a process, or are appended to for as long as a run goes on."""
 
 from __future__ import annotations
 
@@ -32,3 +32,19 @@ def is_at(path: str | os.PathLike[str], file: int) -> bool:
   with contextlib.suppress(FileNotFoundError):
     return os.path.samestat(os.stat(path), os.fstat(file))
   return False
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+  """Waits until a file, or the names in a folder, are on the disk.
+
+  Raises:
+    OSError: they can't be written.
+  """
+  number = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(number)
+  except OSError as error:
+    if error.errno != errno.EINVAL:  # Some file systems can't, for a folder.
+      raise
+  finally:
+    os.close(number)

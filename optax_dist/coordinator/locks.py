@@ -9,6 +9,7 @@ can tell there; whoever takes the lock says what is done then.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -109,10 +110,10 @@ class Lock:
     self.file = os.open(self._path, flags, 0o666)
     try:
       if self._is_free() and self._is_current():
-        os.ftruncate(self.file, 0)
-        os.pwrite(
-          self.file, f"{socket.gethostname()} {os.getpid()}".encode(), 0
-        )
+        holder = f"{socket.gethostname()} {os.getpid()}"
+        with contextlib.suppress(OSError):  # A disk that is full stops nobody.
+          os.ftruncate(self.file, 0)
+          os.pwrite(self.file, holder.encode(), 0)
         return True
     except BaseException:
       os.close(self.file)

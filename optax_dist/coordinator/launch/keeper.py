@@ -240,7 +240,10 @@ def settings_of(
   if placement.external or placement.rank:
     return None
   where = placement.address or f"127.0.0.1:{addresses.free_ports()[0]}"
-  path = log.path or process.default_log(addresses.parse(where)[-1].port)
+  path = log.path
+  if path is None:
+    path = process.default_log(addresses.parse(where)[-1].port)
+    server_log.check_own(path.parent)
   if not (log.continues and server_log.goes_on(path, placement.replicas)):
     server_log.forget(path)
   return Settings.at(where, log=str(path), **more)

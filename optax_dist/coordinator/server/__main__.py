@@ -158,8 +158,10 @@ def _coordinate(
     of_run = f"{path}.{digest}" if name else path
     return logs.Log(logs.FileRecords(of_run))
 
-  temporary = settings.log is None and lease is None
-  if temporary or (lease is None and path != default):
+  temporary = lease is None and path == default
+  if temporary:
+    logs.check_own(path.parent)
+  if lease is None and (settings.log is None or not temporary):
     # At a port that was chosen here nobody has started one before, for this job. And
     # replicas start none again at the port of one that has a log of its own.
     logs.forget_if_old(default, logs.OLD if temporary and port else 0.0)
@@ -177,7 +179,10 @@ def _coordinate(
   over = server.is_over
   server.close()
   if over and temporary:
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(
+      OSError, logs.LogError
+    ):  # Another may have it by now.
+      logs.forget(path)
 
 
 def _is_left(server: driver.Server, idle: float | None, owner: _Owner) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import pathlib
 import struct
@@ -24,7 +23,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from optax_dist.coordinator import files
+from optax_dist.coordinator import files, locks
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.entries import (
   RECORDS,
@@ -151,7 +150,7 @@ class Log:
         steps = all(isinstance(entry, Committed) for entry in record.entries)
         self._records.append(RECORDS.encode(record), durable=not steps)
     except OSError as error:
-      self._trouble = f"{self._records}: {error.strerror or error}"
+      self._trouble = f"{self._records}: {_why(error, self._records)}"
       self._retry_at = time.monotonic() + _RETRY_SECONDS
       return self._trouble
     self._trouble = ""
@@ -175,24 +174,21 @@ class FileRecords:
     Raises:
       LogError: another process has it, or it can't be read or written.
     """
-    self.path = pathlib.Path(path)
+    # What a link leads to: by its two names two coordinators would have two locks.
+    self.path = pathlib.Path(os.path.realpath(path))
     self._size, self._limit = 0, _LARGE
     with contextlib.ExitStack() as stack, _as_log_error(self.path):
       files.check_regular(self.path)
       self.path.parent.mkdir(parents=True, exist_ok=True)
-      flags = os.O_RDWR | os.O_CREAT
-      self._lock = os.open(f"{self.path}.lock", flags, 0o600)
-      stack.callback(os.close, self._lock)
       try:
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except OSError:
-        holder = os.pread(self._lock, 64, 0).decode(errors="replace")
+        self._lock = locks.Lock(f"{self.path}.lock", if_in_doubt=True)
+      except locks.Held as error:
         raise LogError(
-          f"Another coordinator has the log {self}: process {holder or 'unknown'}."
+          f"Another coordinator has the log {self}: {error.holder}."
         ) from None
-      os.ftruncate(self._lock, 0)
-      os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-      self._file = os.open(self.path, flags | os.O_APPEND, 0o600)
+      stack.callback(self._lock.release)
+      flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+      self._file = os.open(self.path, flags, 0o600)
       stack.pop_all()
 
   def __str__(self) -> str:
@@ -209,6 +205,7 @@ class FileRecords:
       if _MAGIC.startswith(data):
         os.ftruncate(self._file, 0)
         self._write(_MAGIC)
+        files.sync(self.path.parent)
         return
     if not data.startswith(_MAGIC):
       raise LogError(
@@ -258,6 +255,7 @@ class FileRecords:
         raise OSError(errno.ENOSPC, "No space left on device")
       os.fsync(file)
       os.replace(new, self.path)
+      files.sync(self.path.parent)
     except BaseException:
       os.close(file)
       new.unlink(missing_ok=True)
@@ -269,7 +267,7 @@ class FileRecords:
   def close(self) -> None:
     """Closes the file, for another process to continue it."""
     os.close(self._file)
-    os.close(self._lock)
+    self._lock.release()
 
   def _write(self, data: bytes) -> None:
     written = os.write(self._file, data)
@@ -290,11 +288,35 @@ def _as_log_error(path: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    why = error.strerror or error
-    raise LogError(f"The log {path} can't be written: {why}.") from None
+    raise LogError(
+      f"The log {path} can't be written: {_why(error, path)}."
+    ) from None
 
 
-def forget_if_old(path: str | os.PathLike[str], seconds: float) -> None:
+def _why(error: OSError, log: object) -> str:
+  """What has gone wrong, and with which file if that is another one than the log."""
+  why = error.strerror or str(error)
+  is_other = error.filename is not None and str(error.filename) != str(log)
+  return f"{why} ({error.filename})" if is_other else why
+
+
+def check_own(folder: pathlib.Path) -> None:
+  """Makes a folder in that for temporary files, where other users may have been first.
+
+  Raises:
+    LogError: it is another user's, who could exchange the logs in it.
+  """
+  with _as_log_error(folder):
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    owner = folder.lstat().st_uid
+  if owner != os.getuid():
+    raise LogError(
+      f"The folder {folder}, for logs of jobs without one, belongs to another user"
+      f" ({owner}). Set TMPDIR to a folder of your own."
+    )
+
+
+def forget_if_old(path: pathlib.Path, seconds: float) -> None:
   """Deletes a log that nobody has, and nobody wrote for so long.
 
   That of a port is found by whatever job uses the port next.
@@ -302,7 +324,8 @@ def forget_if_old(path: str | os.PathLike[str], seconds: float) -> None:
   # There may be none, or it may be in use.
   with contextlib.suppress(OSError, LogError):
     if time.time() - os.stat(path).st_mtime >= seconds:
-      forget(pathlib.Path(path))
+      check_own(path.parent)
+      forget(path)
 
 
 def forget(path: pathlib.Path) -> None:

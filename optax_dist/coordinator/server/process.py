@@ -123,6 +123,8 @@ class CoordinatorProcess:
         if self.address:
           _log.warning("Coordinator: %s", line)
         elif line.startswith(READY):
+          for before in self._printed.splitlines():
+            _log.warning("Coordinator: %s", before)
           self.address = line.removeprefix(READY)
           self._known.set()
         else:

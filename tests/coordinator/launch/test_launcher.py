@@ -57,8 +57,12 @@ def test_a_process_that_stands_by_takes_the_place_of_a_replica_that_dies(
   assert not any("is not replaced" in line for line in lines)
 
 
-def test_nobody_waits_for_a_replica_that_dies_with_the_coordinator(tmp_path):
+def test_nobody_waits_for_a_replica_that_dies_with_the_coordinator(
+  tmp_path, monkeypatch
+):
   """Its launcher has seen its end, and tells the next coordinator."""
+  temporary = tmp_path / "temporary"
+  monkeypatch.setenv("TMPDIR", str(temporary))
   path = tmp_path / "run.jsonl"
   settings = environment.Environment(journal=str(path))
   assert _launcher(tmp_path, "both-die", environment=settings).run() == 0
@@ -69,6 +73,8 @@ def test_nobody_waits_for_a_replica_that_dies_with_the_coordinator(tmp_path):
   epochs = [r["epoch"] for r in records if r["kind"] == "coordinator"]
   assert epochs == [1]
   assert lost[0]["reason"] == "its process has ended"
+  assert [*temporary.iterdir()]
+  assert not [*temporary.rglob("*.log*")]
 
 
 def test_a_standby_that_ends_is_named_and_not_replaced(tmp_path):

@@ -48,7 +48,8 @@ class Place:
   def pid(self) -> int:
     """The coordinator's process; 0 for none."""
     try:
-      pid = int(pathlib.Path(f"{self.log}.lock").read_text() or 0)
+      holder = pathlib.Path(f"{self.log}.lock").read_text()
+      pid = int(holder.rpartition(" ")[2] or 0)
       # Its number may be another process's by now.
       command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

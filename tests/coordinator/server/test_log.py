@@ -1,10 +1,13 @@
-"""The log in a file, after a loss of power and on a full disk."""
+"""The log in a file: after a loss of power, on a full disk, and without locks."""
 
+import errno
 import os
+import stat
 
 import full_disk
 import pytest
 
+from optax_dist.coordinator import locks
 from optax_dist.coordinator.protocol.entries import (
   Began,
   Committed,
@@ -61,6 +64,68 @@ def test_power_loss_takes_away_steps_alone(tmp_path, monkeypatch):
   assert ({*left.members}, {*left.departed}) == ({0}, {1})
 
 
+def test_a_loss_of_power_takes_away_no_file(tmp_path, monkeypatch):
+  """A file has its name after it only if the folder is synced."""
+  path, named = tmp_path / "log", {}
+  sync = os.fsync
+
+  def synchronize(file):
+    sync(file)
+    if stat.S_ISDIR(os.fstat(file).st_mode):
+      named.clear()
+      named.update({entry.name: entry.inode() for entry in os.scandir(file)})
+
+  monkeypatch.setattr(os, "fsync", synchronize)
+  records = log.FileRecords(path)
+  for write in (
+    lambda: [*records.read()],
+    lambda: records.append(b"a record", durable=True),
+    lambda: records.replace(b"all of it"),
+  ):
+    write()
+    assert named["log"] == path.stat().st_ino
+  records.close()
+
+
+def test_a_log_has_one_coordinator_whatever_it_is_called(tmp_path):
+  path, link = tmp_path / "log", tmp_path / "link"
+  link.symlink_to(path)
+  records = log.FileRecords(path)
+  for name in (path, link):
+    with pytest.raises(log.LogError, match="Another coordinator has the log"):
+      log.FileRecords(name)
+  records.close()
+  log.FileRecords(link).close()
+  assert link.is_symlink()
+
+
+def test_a_file_system_without_locks_can_have_a_log(tmp_path, monkeypatch):
+  def refuse(file, how):
+    raise OSError(errno.ENOSYS, "no locks")
+
+  monkeypatch.setattr(locks.fcntl, "flock", refuse)
+  records = log.FileRecords(tmp_path / "log")
+  assert not [*records.read()]
+  with pytest.raises(log.LogError, match=f"process {os.getpid()} on "):
+    log.FileRecords(tmp_path / "log")
+  records.close()
+
+
+def test_a_file_that_is_in_the_way_is_named(tmp_path):
+  path = tmp_path / "log"
+  (tmp_path / "log.new").mkdir()
+  result = log.Log(log.FileRecords(path))
+  history, entry = result.read(), Record((Epoch(0, "nonce"),))
+  path.unlink()
+  result.append(entry, history)
+  result._retry_at = 0.0
+  assert result.append(entry, history).endswith(f" ({path}.new)")
+  result.close()
+  (tmp_path / "log.lock").mkdir()
+  with pytest.raises(log.LogError, match=r"log can't .* \(.*/log\.lock\)\."):
+    log.FileRecords(path)
+
+
 def test_what_does_not_fit_on_a_full_disk_takes_no_room(tmp_path):
   """It is tried again and again, and others need what is left."""
   records = log.FileRecords(tmp_path / "log")
@@ -68,5 +133,4 @@ def test_what_does_not_fit_on_a_full_disk_takes_no_room(tmp_path):
   with full_disk.files_end_at(100), pytest.raises(OSError, match="No space"):
     records.replace(bytes(1000))
   records.close()
-  names = {path.name for path in tmp_path.iterdir()}
-  assert names == {"log", "log.lock"}
+  assert [path.name for path in tmp_path.iterdir()] == ["log"]

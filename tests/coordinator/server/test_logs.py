@@ -1,5 +1,6 @@
 """Logs that a coordinator can't use, or should not: each is named."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -67,12 +68,50 @@ def test_a_folder_for_temporary_files_that_can_not_be_written_is_named(
   monkeypatch.setenv("TMPDIR", str(gone))
   assert main.main(["launch", "--replicas", "1", "--", "true"]) == 1
   said = capsys.readouterr().err
-  assert "optax-dist: launch: The coordinator ends: The log /" in said
+  assert "optax-dist: launch: The log /" in said
   assert str(gone) in said
   # One that has a log of its own does without.
   log = tmp_path / "log"
   with process.start(_SECRET.encode(), port=0, log=log) as place:
     assert place.address
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file away")
+def test_a_folder_for_temporary_files_that_others_own_is_named(
+  tmp_path, monkeypatch
+):
+  """They could exchange the log, or put a link to a file of this user there."""
+  monkeypatch.setenv("TMPDIR", str(tmp_path))
+  (port,) = addresses.free_ports()
+  log, mine = process.default_log(port), tmp_path / "mine"
+  mine.write_text("of this user")
+  log.parent.mkdir()
+  log.touch()
+  pathlib.Path(f"{log}.lock").symlink_to(mine)
+  os.chown(log.parent, 12345, 12345)
+  with pytest.raises(RuntimeError, match="belongs to another user"):
+    process.start(_SECRET.encode(), port=port)
+  # One that has a log of its own looks whether there is an old one.
+  with process.start(_SECRET.encode(), port=port, log=tmp_path / "log"):
+    pass
+  job = ("--node-rank", "0", "--address", f"127.0.0.1:{port}", "--", "true")
+  assert main.main(["launch", "--nodes", "1", *job]) == 1
+  assert mine.read_text() == "of this user"
+
+
+def test_nothing_is_left_of_a_run_that_is_over(tmp_path, monkeypatch):
+  """The next one at this port, of the same name, begins anew."""
+  monkeypatch.setenv("TMPDIR", str(tmp_path))
+  (port,) = addresses.free_ports()
+  log = process.default_log(port)
+  for name in ({}, {"run": "mine"}):
+    place = process.start(_SECRET.encode(), port=port, idle=60.0)
+    with _join(place.address, **name) as replica:
+      assert replica.step(jnp.ones(2)).global_step == 1
+      replica.finish()
+    assert [path.suffix for path in log.parent.iterdir()]
+    assert place.process.wait(60.0) == 0
+    assert not [*log.parent.iterdir()]
 
 
 def test_the_log_of_another_job_is_named_and_no_replica_of_it_is_there(
@@ -108,6 +147,23 @@ def test_a_run_goes_on_while_its_log_can_not_be_written(tmp_path, caplog):
   said = f"The coordinator's log can't be written: {tmp_path / 'log'}: No space"
   assert said in caplog.text
   assert "The run goes on; " in caplog.text
+
+
+def test_it_starts_again_while_the_disk_is_full(tmp_path, caplog):
+  log = tmp_path / "log"
+  (port,) = addresses.free_ports()
+  with contextlib.ExitStack() as started:
+    begin = lambda: started.enter_context(
+      process.start(_SECRET.encode(), port=port, log=log)
+    )
+    first = begin()
+    with _join(first.address) as replica:
+      assert replica.step(jnp.ones(2)).accepted
+      first.kill()
+      with full_disk.files_end_at(0):
+        begin()
+      assert replica.step(jnp.ones(2)).global_step == 2
+  assert "The coordinator's log can't be written" in caplog.text
 
 
 @pytest.mark.parametrize(
