@@ -108,13 +108,15 @@ def run(
 
 def _acquire(lease: Any, owner: _Owner) -> bool:
   """Waits for the lease of the coordinator; returns whether it has it."""
-  before = ""
+  said: set[str] = set()
   while not (owner.has_ended or owner.drained.is_set()):
     if lease.acquire():
       return True
-    if lease.trouble and lease.trouble != before:
+    if not lease.trouble:
+      said.clear()
+    elif lease.trouble not in said:
+      said.add(lease.trouble)
       print(f"It waits for etcd: {lease.trouble}", file=sys.stderr, flush=True)
-    before = lease.trouble
     owner.beat()
     time.sleep(_POLL_SECONDS)
   return False

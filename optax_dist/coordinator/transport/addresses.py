@@ -98,7 +98,7 @@ def parse(address: str) -> list[Endpoint]:
     bare = host.removeprefix("[").removesuffix("]")
     # Without brackets, the end of an IPv6 address would be taken for a port.
     whole = ":" not in bare or host == f"[{bare}]"
-    is_host = bare and whole and bare.isprintable() and not {*" /"} & {*bare}
+    is_host = whole and _is_host(bare)
     if not (colon and is_host and port.isdecimal() and 0 < int(port) < 65536):
       raise ValueError(
         "An address is host:port, such as 10.0.0.3:29400 or [fd00::3]:29400,"
@@ -107,6 +107,14 @@ def parse(address: str) -> list[Endpoint]:
       )
     ways.append(Endpoint(bare, int(port)))
   return sorted(ways, key=lambda way: not way.unix)
+
+
+def _is_host(text: str) -> bool:
+  try:
+    text.encode("idna")
+  except UnicodeError:  # Of a name, a label is empty, or too long.
+    return False
+  return text != "" and text.isprintable() and not {*" /"} & {*text}
 
 
 def parse_ports(text: str) -> range:

@@ -89,6 +89,31 @@ def test_beyond_loopback_a_secret_is_required():
     process.start(b"", bind="0.0.0.0", port=0)
 
 
+def test_why_it_waits_is_said_once_until_that_is_over():
+  """Of several servers of etcd another one may be the last to be asked."""
+  code = """
+from optax_dist.coordinator.extras.etcd import lease
+from optax_dist.coordinator.server import __main__, log, process
+__main__._POLL_SECONDS = 0.0
+troubles = iter(["a", "b", "a", "b", "", "a"])
+def acquire(self):
+  self.trouble = next(troubles, None)
+  if self.trouble is None:
+    raise log.LogError("over")
+  return False
+lease.Lease.acquire = acquire
+__main__.run(process.Settings(), b"", "etcd://127.0.0.1")
+"""
+  ended = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, timeout=200
+  )
+  waits = "It waits for etcd: "
+  assert ended.stderr.splitlines() == [
+    *(f"{waits}a", f"{waits}b", f"{waits}a"),
+    "The coordinator ends: over",
+  ]
+
+
 def test_it_ends_with_its_owner(tmp_path):
   code = (
     "from optax_dist.coordinator.server import process\n"

@@ -23,6 +23,7 @@ from optax_dist.coordinator.transport import addresses, tls
 _ANSWER_SECONDS, _RETRY_SECONDS = 1.0, 0.1
 # gRPC status codes.
 _INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 7, 8, 9, 16
+_ERRORS = range(1, 17)
 # HTTP status codes of a proxy that does not reach its server.
 _PROXY = 502, 503, 504
 
@@ -31,8 +32,11 @@ class NoAnswer(Exception):
   """No server has answered: whether the request was carried out is unknown."""
 
 
-class Rejected(Exception):
+class Rejected(OSError):
   """The cluster refuses the request, and would refuse another try."""
+
+  def __init__(self, text: str):
+    super().__init__(f"etcd refuses a request: {text}")
 
 
 class _Failed(Exception):
@@ -170,10 +174,7 @@ class Client:
     return tls.explain(error, files, True)
 
   def _raise_for(self, answer: dict[str, Any]) -> NoReturn:
-    # Of a stream, such as that of a lease, the error is one level below.
-    inner = answer.get("error")
-    answer = inner if isinstance(inner, dict) else answer
-    code = answer.get("code", answer.get("grpc_code", 0))
+    code = _code(answer)
     text = f"{self._endpoints[0]}: {answer.get('message', answer)}"
     # One of JSON is of one revision of users and roles: "... is old".
     if self._token and (code == _UNAUTHENTICATED or text.endswith("is old")):
@@ -186,12 +187,20 @@ class Client:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-  """An object in JSON; None if it is something else."""
-  with contextlib.suppress(ValueError):
+  """An answer of etcd: it has a header or an error's code; None if it is none."""
+  with contextlib.suppress(ValueError, RecursionError):
     answer = json.loads(text)
     if isinstance(answer, dict):
-      return answer
+      # Of a stream, such as that of a lease, it is one level below.
+      inner = answer.get("result", answer.get("error"))
+      answer = inner if isinstance(inner, dict) else answer
+      if "header" in answer or _code(answer) in _ERRORS:
+        return answer
   return None
+
+
+def _code(answer: dict[str, Any]) -> Any:
+  return answer.get("code", answer.get("grpc_code"))
 
 
 def _context(where: Etcd) -> ssl.SSLContext:

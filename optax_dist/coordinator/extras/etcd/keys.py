@@ -89,6 +89,9 @@ def parse(url: str) -> Etcd:
   """
   scheme, _, rest = url.partition("://")
   where, _, query = rest.partition("?")
+  if "@" in query:
+    # The rest may be of a password, too.
+    raise _wrong(url, "? is written %3F in a password, and @ %40 in an option")
   login, _, servers = where.removesuffix("/").rpartition("@")
   endpoints = tuple(_endpoint(url, s) for s in servers.split(","))
   options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
@@ -145,8 +148,8 @@ def _endpoint(url: str, text: str) -> str:
 
 
 def _wrong(url: str, why: str) -> ValueError:
-  """The error of a URL, without its password."""
-  shown = url.rpartition("@")[2]
+  """The error of a URL, without its password, or what was meant as one."""
+  shown = url.rpartition("@")[2].partition("?")[0]
   return ValueError(
     "Coordinators in etcd are found at etcd://host:2379,host:2379,host:2379; got"
     f" {shown!r}: {why}."

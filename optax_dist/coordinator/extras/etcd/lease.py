@@ -43,7 +43,7 @@ class Holder(msgspec.Struct, frozen=True):
     """Whether it was a process of this host, and listens no more."""
     if not self.address:
       return False
-    way = addresses.parse(self.address)[0]
+    way = addresses.parse(self.address)[-1]
     try:
       if addresses.is_own(way.host):
         to = way.host, way.port
@@ -89,15 +89,13 @@ class Lease:
     """Asks for it once; returns whether it is this coordinator's now.
 
     Raises:
-      LogError: it can't be had, now or later.
+      LogError, client.Rejected: it can't be had, now or later.
     """
     try:
       acquired, self.trouble = self._acquire(), ""
     except client.NoAnswer as error:
       self.trouble = str(error)
       return False
-    except client.Rejected as error:
-      raise LogError(f"etcd refuses a request: {error}.") from None
     except keys.Foreign as error:
       raise LogError(f"{error}.") from None
     return acquired
@@ -126,6 +124,7 @@ class Lease:
 
     Raises:
       LogError: the lease is lost.
+      client.Rejected: the cluster refuses the request.
     """
     self.write({"request_put": self._put(Holder(self._token, address))})
 
@@ -210,9 +209,9 @@ class Lease:
         except client.NoAnswer:
           continue
         except client.Rejected as error:
-          self._lost = f"etcd refuses to prolong its lease: {error}"
+          self._lost = f"{error}"
           return
-        seconds = float(answer.get("result", {}).get("TTL", 0))
+        seconds = float(answer.get("TTL", 0))
         if not seconds:
           self._lost = "its lease in etcd has ended"
           return

@@ -84,7 +84,7 @@ class EtcdRecords:
       "key": keys.encoded(self._key(self._start)),
       "range_end": keys.encoded(self._key(start)),
     }
-    self._write({"request_delete_range": old})
+    self._lease.write({"request_delete_range": old})
     self._start, self._limit = start, self._next + _MANY
 
   def close(self) -> None:
@@ -131,7 +131,7 @@ class EtcdRecords:
     while not written:
       key = self._key(self._next)
       pair = keys.sealed(self._lease.secret, key, value)
-      answer = self._write({"request_put": pair}, absent=key)
+      answer = self._lease.write({"request_put": pair}, absent=key)
       self._next += 1
       written = bool(answer.get("succeeded"))
       if not written:
@@ -141,12 +141,6 @@ class EtcdRecords:
           written = keys.unseal(self._lease.secret, key, before) == value
         except keys.Foreign as error:
           raise LogError(f"{error}. {_REMEDY}") from None
-
-  def _write(self, change: dict[str, Any], absent: str = "") -> dict[str, Any]:
-    try:
-      return self._lease.write(change, absent)
-    except client.Rejected as error:
-      raise OSError(f"{error}") from None
 
   def _key(self, position: int) -> str:
     return f"{self._prefix}{position:012d}"

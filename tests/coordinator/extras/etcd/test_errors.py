@@ -108,7 +108,18 @@ def test_an_error_of_a_proxy_is_repeated(gateway, body):
 
 
 @pytest.mark.parametrize(
-  ("status", "body"), [(501, "<html>"), (404, "Not found"), (200, [])]
+  ("status", "body"),
+  [
+    (501, "<html>"),
+    (404, "Not found"),
+    (200, []),
+    # Other servers that answer in JSON.
+    (404, {"message": "Not Found", "code": 404}),
+    (401, {"error": "unauthorized"}),
+    (200, {"ok": True}),
+    (200, {"kvs": None}),
+    (200, "[" * 10_000),
+  ],
 )
 def test_what_is_no_etcd_is_named_at_once(gateway, status, body):
   gateway.answers.append((status, body))

@@ -148,6 +148,42 @@ def test_a_standby_takes_over_from_a_coordinator_that_is_killed(start, url):
   replicas.end()
 
 
+def test_one_of_the_same_host_that_has_died_is_not_waited_for(url):
+  """Its port says so, long before etcd does."""
+  slow = url.replace("lease=2", "lease=900")
+  start = lambda: process.start(SECRET.encode(), store=slow, bind="127.0.0.1")
+  with start() as first:
+    address = waiting.until(lambda: _address(slow))
+    with start():
+      first.kill()
+      _wait_for_another(slow, address)
+
+
+def test_a_coordinator_that_etcd_refuses_at_last_ends(url):
+  """As when its space is exceeded while the log is read."""
+  code = f"""
+from optax_dist.coordinator.extras.etcd import client, lease
+from optax_dist.coordinator.server import __main__, process
+def announce(self, address):
+  ask = self.client.ask
+  def refuse(path, body, seconds):
+    if path == "kv/txn":
+      raise client.Rejected("database space exceeded")
+    return ask(path, body, seconds)
+  self.client.ask = refuse
+  announced(self, address)
+announced, lease.Lease.announce = lease.Lease.announce, announce
+raise SystemExit(__main__.run(process.Settings(), b"", {url!r}))
+"""
+  ended = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, timeout=200
+  )
+  assert ended.returncode == 1
+  assert ended.stderr.splitlines() == [
+    "The coordinator ends: etcd refuses a request: database space exceeded"
+  ]
+
+
 def test_of_one_that_was_stopped_nothing_is_heard_afterwards(start, url):
   """As for a host that is cut off: only the lease says that it is gone."""
   first, _ = start(), start()

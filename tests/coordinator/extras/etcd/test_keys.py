@@ -46,6 +46,10 @@ def test_login_and_certificates():
     ("etcd://a?lease=1", "lease is seconds, at least 2"),
     ("etcd://a?lease=soon", "lease is seconds, at least 2"),
     ("etcd://me:hidden@a?x=1", "no option"),
+    ("etcd://me:hidden?word@a", "? is written %3F in a password"),
+    ("etcd://me:2379?hidden@a", "? is written %3F in a password"),
+    ("etcd://a?password=hidden", "no option 'password'"),
+    ("etcd://a..b", "'a..b' is no host and port"),
   ],
 )
 def test_invalid_urls_are_refused_without_their_password(url, why):

@@ -196,7 +196,10 @@ def test_what_etcd_refuses_is_written_later(where, monkeypatch):
     with monkeypatch.context() as patch:
       patch.setattr(client.Client, "ask", refuse)
       for _ in range(3):
-        assert one.commit(b"mean").endswith(" in etcd: database space exceeded")
+        said = one.commit(b"mean")
+        assert said.endswith(
+          " in etcd: etcd refuses a request: database space exceeded"
+        )
     monkeypatch.setattr(one.log, "_retry_at", 0.0)
     assert one.commit(b"mean") == ""
     assert one.commit(b"mean") == ""
