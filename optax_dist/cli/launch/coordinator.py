@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
       settings = process.Settings.at(args.address, log=log, **more)
     else:
       raise ValueError("needs --address and --output, or --store")
-    secret = variables.find_secret() or ""
+    secret = (variables.find_secret() or "").encode()
   except (OSError, ValueError) as error:
     raise errors.CommandError(f"coordinator: {error}") from None
-  return program.run(settings, secret.encode(), store)
+  return program.run(settings, secret, store)

@@ -99,14 +99,22 @@ class Environment:
     return _variables(dataclasses.asdict(self))
 
   def find_secret(self) -> str | None:
-    """The secret, from its variable or its file.
+    """The secret, from its variable or its file, without white space around it.
 
     Raises:
-      ValueError: the file can't be read, or is empty.
+      ValueError: it can't be read, is empty, or no text.
     """
-    if self.secret is not None or self.secret_file is None:
-      return self.secret
-    return read_secret(self.secret_file)
+    if self.secret is not None:
+      return _secret_of(os.fsencode(self.secret), variable("secret"))
+    if self.secret_file is None:
+      return None
+    try:
+      raw = pathlib.Path(self.secret_file).read_bytes()
+    except OSError as error:
+      raise ValueError(
+        f"The secret in {self.secret_file} can't be read: {error}."
+      ) from None
+    return _secret_of(raw, self.secret_file)
 
   def find_certificates(self) -> tls.Certificates | None:
     """The certificates, of absolute paths; None if there are none.
@@ -213,16 +221,15 @@ def variable(field: str) -> str:
   return PREFIX + field.upper()
 
 
-def read_secret(path: str | os.PathLike[str]) -> str:
-  """The secret in a file, without surrounding white space.
-
-  Raises:
-    ValueError: it can't be read, or is empty.
-  """
+def _secret_of(raw: bytes, where: object) -> str:
+  # The same from a file, with the end of a line, and from a variable.
   try:
-    text = pathlib.Path(path).read_text().strip()
-  except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f"The secret in {path} can't be read: {error}.") from None
-  if not text:
-    raise ValueError(f"The secret's file {path} is empty.")
-  return text
+    secret = raw.decode().strip()
+  except UnicodeDecodeError:
+    secret = ""
+  if not secret:
+    raise ValueError(
+      f"The secret in {where} is empty, or no text in UTF-8. One is made by"
+      " openssl rand -hex 16."
+    )
+  return secret

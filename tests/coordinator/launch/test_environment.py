@@ -1,7 +1,10 @@
 """The variables are read as they were written, and wrong ones are named."""
 
+import os
+
 import pytest
 
+from optax_dist.cli import main
 from optax_dist.coordinator.launch.environment import (
   Environment,
   ProcessEnvironment,
@@ -67,6 +70,38 @@ def test_wrong_variables_are_named(variables, words):
   named = {f"OPTAX_DIST_{name}": text for name, text in variables.items()}
   with pytest.raises(ValueError, match=words):
     Environment.read(named), ProcessEnvironment.read(named)
+
+
+def test_a_secret_is_the_same_from_a_file_and_from_a_variable(tmp_path):
+  """Kubernetes gives the end of a line to both, and a shell to neither."""
+  (tmp_path / "secret").write_text("sixteen bytes or more\n")
+  for variable, text in (
+    ("SECRET", "sixteen bytes or more"),
+    ("SECRET", "sixteen bytes or more\n"),
+    ("SECRET_FILE", str(tmp_path / "secret")),
+  ):
+    told = Environment.read({f"OPTAX_DIST_{variable}": text})
+    assert told.find_secret() == "sixteen bytes or more"
+
+
+@pytest.mark.parametrize("command", ["coordinator", "launch"])
+@pytest.mark.parametrize("secret", [b"\xff" * 16, b"\n"])
+def test_a_secret_that_is_no_text_is_named(
+  command, secret, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setenv("OPTAX_DIST_SECRET", os.fsdecode(secret))
+  flags = ("--address", "127.0.0.1:29300", "--output", str(tmp_path / "out"))
+  more = (
+    ("--nodes", "1", "--node-rank", "0", "--", "true")
+    if command == "launch"
+    else ()
+  )
+  (tmp_path / "secret").write_bytes(secret)
+  given = ("--secret-file", str(tmp_path / "secret"))
+  for where, args in (("OPTAX_DIST_SECRET", ()), (tmp_path / "secret", given)):
+    assert main.main([command, *flags, *args, *more]) == 2
+    said = capsys.readouterr().err
+    assert f"The secret in {where} is empty, or no text" in said
 
 
 def test_secrets_are_not_shown():
