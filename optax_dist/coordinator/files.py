@@ -1,4 +1,4 @@
-"""Files that outlive a process, or are appended to for as long as a run goes on."""
+"""Files that a process finds, and those that outlive it."""
 
 from __future__ import annotations
 

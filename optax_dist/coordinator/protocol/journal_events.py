@@ -289,11 +289,11 @@ class Gap(Record, tag="gap"):
 
   Attributes:
     lines: how many.
-    seconds: for how long it could not be.
+    seconds: for how long it could not be; None if that is not known.
   """
 
   lines: int
-  seconds: Finite
+  seconds: Finite | None = None
 
 
 class Finish(Record, tag="finish"):

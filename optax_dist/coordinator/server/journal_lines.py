@@ -127,9 +127,13 @@ class JournalLines:
       # What was there is gone, and each journal begins with a run.
       file.write("run", ago, **self._describe, step=fields["step"])
     match note:
-      # What the last coordinator has written.
-      case journal_events.Commit() if note.step <= file.step:
-        return
+      case journal_events.Commit():
+        missing = note.step - file.step - 1
+        if missing < 0:
+          return  # The last coordinator has written it.
+        if missing and file.step >= 0 and not self._lost:
+          # It could not write so many that the log does not keep them any more.
+          file.write("gap", ago, lines=missing)
       case journal_events.Finish() if file.ended:
         return
       case journal_events.Finish():

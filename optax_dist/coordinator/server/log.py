@@ -202,7 +202,8 @@ class FileRecords:
     """All records; a last one that was cut short is cut off."""
     with _as_log_error(self.path):
       data = self.path.read_bytes()
-      if _MAGIC.startswith(data):
+      # Perhaps zeros, if the host has lost its power before anything was synced.
+      if _MAGIC.startswith(data.rstrip(b"\0")):
         os.ftruncate(self._file, 0)
         self._write(_MAGIC)
         files.sync(self.path.parent)

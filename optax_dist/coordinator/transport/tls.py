@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, NoReturn, TypeVar
 
+from optax_dist.coordinator.files import check_regular
+
 _log = logging.getLogger("optax_dist.coordinator")
 _T = TypeVar("_T")
 
@@ -170,6 +172,7 @@ def load(
 
 def _check_file(path: str, what: str, mark: str) -> None:
   try:
+    check_regular(path)
     text = pathlib.Path(path).read_text(errors="replace")
   except OSError as error:
     raise CertificateError(

@@ -1,5 +1,6 @@
 """Certificates on the command line: `launch`, `doctor` and `coordinator`."""
 
+import os
 import re
 import ssl
 
@@ -103,7 +104,17 @@ def _expired(authority, good):
   return authority.issue("expired", days=-1).files(), "it has expired"
 
 
-@pytest.mark.parametrize("make", [_encrypted, _expired])
+def _pipe(authority, good):
+  path = authority.folder / "pipe"
+  os.mkfifo(path)
+  return (
+    str(path),
+    good.key,
+    good.authority,
+  ), f"{path} can't be read: It is no"
+
+
+@pytest.mark.parametrize("make", [_encrypted, _expired, _pipe])
 def test_what_is_wrong_here_is_told_at_once(
   make, authority, good, capsys, tmp_path
 ):

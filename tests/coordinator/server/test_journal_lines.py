@@ -77,6 +77,20 @@ def test_a_new_coordinator_writes_the_steps_that_the_file_lacks(tmp_path):
   assert [r.get("step") for r in records] == [0, 0, 1]
 
 
+def test_a_new_coordinator_says_what_it_does_not_know_any_more(tmp_path):
+  """Of the steps that the last one could not write: the log keeps the latest."""
+  path, first = _begun(tmp_path)
+  first.write(_commit(0))
+  first.close()
+  commits = [_commit(step) for step in range(70, 72)]
+  second = journal_lines.JournalLines(str(path), {"strategy": "s"}, commits)
+  second.write(_commit(72))
+  second.close()
+  last, gap, *rest = run_journals.whole(path)[1:]
+  assert (last["step"], gap["kind"], gap["lines"]) == (0, "gap", 69)
+  assert [r["step"] for r in rest] == [70, 71, 72]
+
+
 def _written(path):
   """The steps of all lines, even of one that a reader leaves out."""
   result = [journal.parse(x)[0] for x in path.read_bytes().splitlines()]

@@ -64,6 +64,18 @@ def test_power_loss_takes_away_steps_alone(tmp_path, monkeypatch):
   assert ({*left.members}, {*left.departed}) == ({0}, {1})
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 90, b"optax-dist l\0\0\0"])
+def test_a_loss_of_power_before_the_first_record_leaves_an_empty_log(
+  tmp_path, left
+):
+  path = tmp_path / "log"
+  path.write_bytes(left)
+  for _ in range(2):
+    records = log.FileRecords(path)
+    assert not [*records.read()]
+    records.close()
+
+
 def test_a_loss_of_power_takes_away_no_file(tmp_path, monkeypatch):
   """A file has its name after it only if the folder is synced."""
   path, named = tmp_path / "log", {}
