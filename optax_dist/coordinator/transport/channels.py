@@ -14,6 +14,8 @@ from optax_dist.coordinator.transport import tls
 _THIN_LINEAR_TIMEOUTS, _RTO_MAX_MS = 16, 44
 # Bytes in the kernel that were not sent yet; small messages have to wait for them.
 _UNSENT = 2 << 20
+# Milliseconds that it can count.
+_LONGEST = (1 << 31) - 1
 _JOINED = 16 << 10  # The size of a TLS record.
 
 Buffers: TypeAlias = Sequence[memoryview | bytes]
@@ -126,7 +128,9 @@ def _tune(sock: socket.socket, silence: float) -> None:
   sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
   sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
   options = {
-    getattr(socket, "TCP_USER_TIMEOUT", None): int(silence * 1000),
+    getattr(socket, "TCP_USER_TIMEOUT", None): min(
+      int(silence * 1000), _LONGEST
+    ),
     getattr(socket, "TCP_NOTSENT_LOWAT", None): _UNSENT,
     # After an outage, retry at a constant interval instead of backing off.
     _THIN_LINEAR_TIMEOUTS: 1,
