@@ -54,7 +54,7 @@ def detect(
     " In one process, use optax_dist.coordinator.run_embedded.",
   )
   if places.in_etcd(address) is None:
-    addresses.parse(address)
+    addresses.endpoint(address)
   if not 0 <= index < count:
     raise ValueError(
       f"Replicas are numbered from 0 to {count - 1}, as there are {count}; got"

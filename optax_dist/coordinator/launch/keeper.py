@@ -242,7 +242,7 @@ def settings_of(
   where = placement.address or f"127.0.0.1:{addresses.free_ports()[0]}"
   path = log.path
   if path is None:
-    path = process.default_log(addresses.parse(where)[-1].port)
+    path = process.default_log(addresses.endpoint(where).port)
     server_log.check_own(path.parent)
   if not (log.continues and server_log.goes_on(path, placement.replicas)):
     server_log.forget(path)

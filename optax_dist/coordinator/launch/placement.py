@@ -61,7 +61,7 @@ class Placement:
         f" {self.hosts}; got {self.rank}."
       )
     if self.address is not None:
-      addresses.parse(self.address)
+      addresses.endpoint(self.address)
     if self.local_addr is not None and not addresses.is_own(self.local_addr):
       raise ValueError(
         "The address of --local-addr must be one of this host, without a port;"

@@ -42,7 +42,7 @@ def where_to_start(
         " started by optax-dist launch, or by optax-dist coordinator."
       )
     return None
-  (where,) = addresses.parse(address)
+  where = addresses.endpoint(address)
   addresses.wait_for(where.host, timeout)
   if wanted is None:
     wanted = which.channel is None and addresses.is_own(where.host)

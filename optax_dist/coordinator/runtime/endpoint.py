@@ -131,8 +131,7 @@ def connect(
   """
   keys = places.in_etcd(coordinator)
   if keys is None:
-    (way,) = addresses.parse(coordinator)
-    host = way.host
+    host = addresses.endpoint(coordinator).host
   else:
     host = keys.host
   heartbeat = min(1.0, silence.floor / 4)

@@ -71,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Raises:
       ValueError: it is no address.
     """
-    way = addresses.parse(address)[-1]
+    way = addresses.endpoint(address)
     # A name or address of this host that isn't an address of its own (a service,
     # a mapped port) leads to one of its addresses.
     bind = way.host

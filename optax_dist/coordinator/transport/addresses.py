@@ -93,20 +93,38 @@ def parse(address: str) -> list[Endpoint]:
   for part in address.split(","):
     if part.startswith("unix:") and 5 < len(part) <= 100:
       ways.append(Endpoint(unix=part[5:]))
-      continue
-    host, colon, port = part.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    # Without brackets, the end of an IPv6 address would be taken for a port.
-    whole = ":" not in bare or host == f"[{bare}]"
-    is_host = whole and _is_host(bare)
-    if not (colon and is_host and port.isdecimal() and 0 < int(port) < 65536):
-      raise ValueError(
-        "An address is host:port, such as 10.0.0.3:29400 or [fd00::3]:29400,"
-        # One of etcd that was mistyped may have a password.
-        f" optionally followed by ,unix:name; got {address.rpartition('@')[2]!r:.200}."
-      )
-    ways.append(Endpoint(bare, int(port)))
+    else:
+      ways.append(_endpoint(part, address))
   return sorted(ways, key=lambda way: not way.unix)
+
+
+def endpoint(address: str) -> Endpoint:
+  """The only endpoint in an address of the form ``host:port``.
+
+  Raises:
+    ValueError: it is not one.
+
+  Example:
+    >>> endpoint("[fd00::3]:29400")
+    Endpoint(host='fd00::3', port=29400, unix='')
+  """
+  return _endpoint(address, address)
+
+
+def _endpoint(text: str, address: str) -> Endpoint:
+  host, colon, port = text.rpartition(":")
+  bare = host.removeprefix("[").removesuffix("]")
+  # Without brackets, the end of an IPv6 address would be taken for a port.
+  whole = ":" not in bare or host == f"[{bare}]"
+  is_host = whole and _is_host(bare)
+  if not (colon and is_host and port.isdecimal() and 0 < int(port) < 65536):
+    # One of etcd that was mistyped may have a password.
+    shown = address.rpartition("@")[2]
+    raise ValueError(
+      "An address is host:port, such as 10.0.0.3:29400 or [fd00::3]:29400; got"
+      f" {shown!r:.200}."
+    )
+  return Endpoint(bare, int(port))
 
 
 def _is_host(text: str) -> bool:

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from optax_dist import coordinator
+from optax_dist.cli import main
 from optax_dist.coordinator.transport import addresses
 
 
@@ -41,6 +42,25 @@ from optax_dist.coordinator.transport import addresses
 def test_invalid_addresses_are_refused(text):
   with pytest.raises(ValueError, match="An address is host:port"):
     addresses.parse(text)
+
+
+@pytest.mark.parametrize("text", ["a:1,b:1", "unix:abc", "a:1,unix:abc"])
+def test_a_coordinator_is_at_one_host(text, tmp_path, capsys):
+  job = ("--nodes", "1", "--node-rank", "0", "--address", text)
+  for command in (
+    ("launch", *job, "--", "true"),
+    ("doctor", *job),
+    ("coordinator", "--address", text, "--output", str(tmp_path)),
+  ):
+    assert main.main([*command]) == 2
+    assert "An address is host:port, such as" in capsys.readouterr().err
+  with pytest.raises(ValueError, match=f"An address is host:port.*{text!r}"):
+    coordinator.join(
+      *(optax.sgd(0.1), jnp.zeros(2)),
+      coordinator_address=text,
+      total_num_replicas=1,
+      replica=0,
+    )
 
 
 def test_a_mistyped_address_of_etcd_is_told_without_its_password():

@@ -130,7 +130,7 @@ class Client:
   def _send(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
     server = self._endpoints[0]
     if self._connection is None:
-      ((host, port, _),) = addresses.parse(server)
+      host, port, _ = addresses.endpoint(server)
       self._connection = (
         http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
         if self._ssl is None

@@ -61,7 +61,7 @@ class Etcd:
   @property
   def host(self) -> str:
     """The host of the first server."""
-    return addresses.parse(self.endpoints[0])[0].host
+    return addresses.endpoint(self.endpoints[0]).host
 
   @property
   def holder_key(self) -> str:
@@ -139,12 +139,9 @@ def _endpoint(url: str, text: str) -> str:
   """Checks one server in a URL; returns it with its port."""
   has_port = text.rpartition(":")[2].isdecimal()
   try:
-    (way,) = addresses.parse(text if has_port else f"{text}:{_PORT}")
+    return str(addresses.endpoint(text if has_port else f"{text}:{_PORT}"))
   except ValueError:
-    way = addresses.Endpoint()
-  if not way.host:
-    raise _wrong(url, f"{text!r} is no host and port")
-  return str(way)
+    raise _wrong(url, f"{text!r} is no host and port") from None
 
 
 def _wrong(url: str, why: str) -> ValueError:

@@ -77,7 +77,7 @@ def initialize(
     local_addr: the address of this host for its collectives; by default the one
       from which it reaches process 0.
   """
-  (first,) = addresses.parse(address)
+  first = addresses.endpoint(address)
   own = local_addr or _own_address(first.host)
   # It would handle SIGTERM, which makes a replica leave and a process end.
   jax.config.update("jax_enable_preemption_service", False)

@@ -134,7 +134,7 @@ def check(
     Each finding as soon as it is known.
   """
   assert placement.address is not None
-  (way,) = addresses.parse(placement.address)
+  way = addresses.endpoint(placement.address)
   with contextlib.ExitStack() as stack:
     # The findings say what the transport would log.
     logger = logging.getLogger("optax_dist")
