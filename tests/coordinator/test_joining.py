@@ -321,7 +321,8 @@ def test_a_stranger_that_talks_is_not_the_jobs_coordinator():
         caller.recv(1000)
 
     threading.Thread(target=talk, daemon=True).start()
-    with pytest.raises(coordinator.CoordinatorError, match="does not speak"):
+    said = f"the coordinator at {address}: it does not speak this protocol"
+    with pytest.raises(coordinator.CoordinatorError, match=said):
       _join_at(address, **_PATIENT)
 
 

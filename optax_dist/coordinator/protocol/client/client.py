@@ -214,9 +214,8 @@ class Client:
     if self._connection.status == "lost":
       return
     if how == "refused" and self._known.epoch < 0:
-      self._fail(
-        "JoinRefused", f"No connection with the coordinator: {reason}."
-      )
+      where = f"the coordinator at {self._me.coordinator_address}"
+      self._fail("JoinRefused", f"No connection with {where}: {reason}.")
       return
     self._disconnected(reason, now)
 
