@@ -18,6 +18,8 @@ import pathlib
 import socket
 import time
 
+from optax_dist.coordinator import files
+
 _log = logging.getLogger("optax_dist.coordinator")
 
 _RETRY_SECONDS = 0.02
@@ -109,7 +111,8 @@ class Lock:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     self.file = os.open(self._path, flags, 0o666)
     try:
-      if self._is_free() and self._is_current():
+      # Unless its last holder has deleted it meanwhile.
+      if self._is_free() and files.is_at(self._path, self.file):
         holder = f"{socket.gethostname()} {os.getpid()}"
         with contextlib.suppress(OSError):  # A disk that is full stops nobody.
           os.ftruncate(self.file, 0)
@@ -134,13 +137,6 @@ class Lock:
       self._in_doubt = bool(pid) and host != socket.gethostname()
       return not pid or not (self._in_doubt or _lives(pid))
     return True
-
-  def _is_current(self) -> bool:
-    """Whether the last holder has not deleted the file meanwhile."""
-    try:
-      return os.path.samestat(os.stat(self._path), os.fstat(self.file))
-    except FileNotFoundError:
-      return False
 
   def _read(self) -> tuple[str, int]:
     try:
