@@ -257,9 +257,10 @@ def bound(host: str) -> Ip:
   hosts could not reach; then all addresses are used.
 
   Raises:
-    ValueError: the host is unknown.
+    ValueError: the host is unknown, or link-local without an interface of this host.
   """
   try:
+    _check_interface(host)
     ips = resolve(host)
   except ValueError as error:
     raise ValueError(f"bind={host!r} is no address here: {error}.") from None

@@ -113,16 +113,21 @@ def test_an_unknown_host_is_named():
 @pytest.mark.parametrize("host", ["fe80::1", "fe80::1%no-such"])
 def test_a_link_local_address_needs_an_interface_of_this_host(host):
   """It is refused at once: no interface would come while others wait for it."""
-  with pytest.raises(ValueError, match=r"needs the name of an interface.*lo"):
-    coordinator.join(
-      optax.sgd(0.1),
-      jnp.zeros(3),
-      replica=0,
-      total_num_replicas=2,
-      coordinator_address=f"[{host}]:29300",
-      secret="of at least 16 bytes",
-      timeout=5.0,
-    )
+  for where in (
+    {"coordinator_address": f"[{host}]:29300"},
+    {"coordinator_address": "127.0.0.1:29300", "bind": host},
+  ):
+    with pytest.raises(ValueError, match=r"needs the name of an interface.*lo"):
+      coordinator.join(
+        optax.sgd(0.1),
+        jnp.zeros(3),
+        replica=0,
+        total_num_replicas=2,
+        secret="of at least 16 bytes",
+        start_coordinator=False,
+        timeout=5.0,
+        **where,
+      )
   addresses.own(None, "fe80::1%lo")
 
 
