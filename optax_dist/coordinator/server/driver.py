@@ -47,8 +47,8 @@ _AGAIN = 60.0
 class _Run:
   """One run that a server coordinates."""
 
-  def __init__(self, log: Log):
-    self.log = log
+  def __init__(self, name: str, log: Log):
+    self.name, self.log = name, log
     try:
       history = log.read()
     except LogError:
@@ -59,6 +59,17 @@ class _Run:
     self.journal: journal_lines.JournalLines | None = None
     # Its path, and what the run's first line says.
     self.described = "", ""
+
+  @property
+  def goes_on(self) -> bool:
+    """Whether it has begun, and not ended."""
+    return self.core.history.job is not None and not self.core.is_over
+
+  def close(self) -> None:
+    """Closes its files."""
+    if self.journal is not None:
+      self.journal.close()
+    self.log.close()
 
 
 class Server:
@@ -89,12 +100,14 @@ class Server:
     self._runs: dict[str, _Run] = {}
     # Which run a process has called.
     self._called: dict[str, _Run] = {}
+    # Whether one that has ended was closed.
+    self._has_closed = False
     self._warned_at = -_AGAIN
     self.idle_since = time.monotonic()
     self._open("")
 
   def _open(self, name: str) -> _Run:
-    run = self._runs[name] = _Run(self._open_log(name))
+    run = self._runs[name] = _Run(name, self._open_log(name))
     self._step(run, inputs.Started())
     return run
 
@@ -115,7 +128,8 @@ class Server:
   @property
   def is_over(self) -> bool:
     """Whether a run has ended, and none goes on."""
-    return bool(self.begun) and all(core.is_over for core in self.begun)
+    some = self._has_closed or bool(self.begun)
+    return some and all(core.is_over for core in self.begun)
 
   def poll(self, timeout: float) -> None:
     """Handles events, and waits for more if there are none.
@@ -126,13 +140,14 @@ class Server:
     Raises:
       LogError: another coordinator may write the log.
     """
-    runs = [*self._runs.values()]
-    due = min(run.core.deadline() for run in runs) - self._transport.now()
+    due = min(run.core.deadline() for run in self._runs.values())
+    due -= self._transport.now()
     for event in self._transport.poll(max(0.0, min(timeout, due))):
       self._on_event(event)
-    for run in runs:
+    for run in [*self._runs.values()]:
       if run.core.deadline() <= self._transport.now():
         self._step(run, inputs.TimePassed())
+        self._close_if_left(run)
     if self.clients:
       self.idle_since = time.monotonic()
 
@@ -140,9 +155,7 @@ class Server:
     """Closes all connections in order."""
     self._transport.close(reason)
     for run in self._runs.values():
-      if run.journal is not None:
-        run.journal.close()
-      run.log.close()
+      run.close()
 
   def _on_event(self, event: transports.Event) -> None:
     match event:
@@ -160,19 +173,21 @@ class Server:
           self._called_by(peer, message.run)
         if peer not in self._called:
           return
-        self._step(self._called[peer], inputs.Received(peer, message))
+        run = self._called[peer]
+        self._step(run, inputs.Received(peer, message))
         if isinstance(message, Hello):
-          self._allow(peer)
+          self._allow(peer, run)
       case transports.PeerLost(peer, how, reason):
         if peer in self._called:
           run = self._called.pop(peer)
           self._step(run, inputs.PeerLost(peer, how, reason))
+          self._close_if_left(run)
       case _:
         pass  # It exchanges no arrays.
 
-  def _allow(self, peer: str) -> None:
+  def _allow(self, peer: str, run: _Run) -> None:
     """Lets a process be silent for as long as its run says."""
-    job = self._called[peer].core.history.job
+    job = run.core.history.job
     if job is not None:
       rules = job.rules
       silence = deadlines.silence_of_peers(rules.timeout, rules.silence_timeout)
@@ -186,6 +201,15 @@ class Server:
     except LogError as error:
       refused = Refused(f"its coordinator can't continue: {error}")
       self._transport.send(peer, [MESSAGES.encode(refused)])
+
+  def _close_if_left(self, run: _Run) -> None:
+    """Closes a run that nobody has any more: its log says what became of it.
+
+    A coordinator may have thousands, one after another.
+    """
+    if run.name and not (run.goes_on or run in self._called.values()):
+      self._has_closed |= run.core.is_over
+      self._runs.pop(run.name).close()
 
   def _step(self, run: _Run, input_: inputs.Input) -> None:
     for effect in run.core.step(input_, self._transport.now()):
@@ -212,6 +236,7 @@ class Server:
         nonce = run.core.history.nonce.encode()
         self._transport.connect(peer, address, nonce, met=True)
       case fx.Disconnect(peer, reason):
+        self._called.pop(peer, None)
         self._transport.disconnect(peer, reason)
       case fx.WriteJournal(note):
         # The file may be slow, and others wait for the step.

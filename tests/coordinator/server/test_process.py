@@ -1,5 +1,6 @@
 """Tests of a coordinator in a separate process: its start and its end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -49,6 +50,25 @@ def test_draining_waits_for_the_last_member(tmp_path):
       assert replica.step(jnp.ones(2)).accepted
       assert place.process.poll() is None
     assert place.process.wait(60.0) == 0
+
+
+def test_one_has_any_number_of_runs_one_after_another(tmp_path):
+  """It holds no file of one that nobody has any more."""
+  with process.start(SECRET, port=0, log=tmp_path / "log") as place:
+    files = lambda: len(os.listdir(f"/proc/{place.process.pid}/fd"))
+    before = files()
+    for name in ("one", "two", "one"):
+      journal = tmp_path / f"{name}.jsonl"
+      with join(place, run=name, journal=str(journal)) as replica:
+        assert replica.step(jnp.ones(2)).global_step == 1
+        assert files() > before
+        replica.finish()
+      waiting.until(lambda: files() == before)
+      assert "finish" in journal.read_text()
+    # What is not over goes on, though nobody is there.
+    with contextlib.suppress(ZeroDivisionError), join(place, run="not over"):
+      raise ZeroDivisionError
+    assert files() > before
 
 
 def test_the_command_line_shows_the_address_and_no_secret(tmp_path):
