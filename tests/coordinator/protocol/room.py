@@ -12,7 +12,7 @@ those of a process that is held. A script's lines are commands:
     submit a long                              a gradient with a byte too many
     submit a 1 0-1                             one on sample 0, which is leased to a
     stranger c                                 a replica of another job starts
-    again a2                                   one of the program that all others were of
+    again a2                                   of the program that all others were of
     absent 1 2 | absent 1 given up             these have ended, and never joined
     ended b                                    its process has, says its launcher
     means | means b                            means that are under way are there
