@@ -9,7 +9,6 @@ can tell there; whoever takes the lock says what is done then.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import logging
@@ -64,6 +63,7 @@ class Lock:
     timeout: float = 0.0,
     *,
     if_in_doubt: bool = False,
+    unnamed: bool = False,
   ):
     """Takes the lock.
 
@@ -72,6 +72,8 @@ class Lock:
       timeout: seconds to wait for it.
       if_in_doubt: whether to take it then from a process of another host, if the
         file system has no locks.
+      unnamed: whether to take it though the disk is full, so that the file does not
+        say who holds it.
 
     Raises:
       Held: it is not free in time.
@@ -79,7 +81,7 @@ class Lock:
     """
     self._path, self.file = pathlib.Path(path), -1
     end = time.monotonic() + timeout
-    self._in_doubt = False
+    self._in_doubt, self._unnamed = False, unnamed
     while not self._try_to_lock():
       host, pid = self._read()
       holder = f"process {pid} on {host}" if pid else "another process"
@@ -114,9 +116,12 @@ class Lock:
       # Unless its last holder has deleted it meanwhile.
       if self._is_free() and files.is_at(self._path, self.file):
         holder = f"{socket.gethostname()} {os.getpid()}"
-        with contextlib.suppress(OSError):  # A disk that is full stops nobody.
+        try:
           os.ftruncate(self.file, 0)
           os.pwrite(self.file, holder.encode(), 0)
+        except OSError:
+          if not self._unnamed:
+            raise
         return True
     except BaseException:
       os.close(self.file)

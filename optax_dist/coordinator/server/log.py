@@ -181,7 +181,9 @@ class FileRecords:
       files.check_regular(self.path)
       self.path.parent.mkdir(parents=True, exist_ok=True)
       try:
-        self._lock = locks.Lock(f"{self.path}.lock", if_in_doubt=True)
+        self._lock = locks.Lock(
+          f"{self.path}.lock", if_in_doubt=True, unnamed=True
+        )
       except locks.Held as error:
         raise LogError(
           f"Another coordinator has the log {self}: {error.holder}."

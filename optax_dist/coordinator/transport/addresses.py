@@ -116,7 +116,7 @@ def _endpoint(text: str, address: str) -> Endpoint:
   bare = host.removeprefix("[").removesuffix("]")
   # Without brackets, the end of an IPv6 address would be taken for a port.
   whole = ":" not in bare or host == f"[{bare}]"
-  is_host = whole and _is_host(bare)
+  is_host = bare and whole and bare.isprintable() and not {*" /"} & {*bare}
   if not (colon and is_host and port.isdecimal() and 0 < int(port) < 65536):
     # One of etcd that was mistyped may have a password.
     shown = address.rpartition("@")[2]
@@ -125,14 +125,6 @@ def _endpoint(text: str, address: str) -> Endpoint:
       f" {shown!r:.200}."
     )
   return Endpoint(bare, int(port))
-
-
-def _is_host(text: str) -> bool:
-  try:
-    text.encode("idna")
-  except UnicodeError:  # Of a name, a label is empty, or too long.
-    return False
-  return text != "" and text.isprintable() and not {*" /"} & {*text}
 
 
 def parse_ports(text: str) -> range:

@@ -139,7 +139,10 @@ def _endpoint(url: str, text: str) -> str:
   """Checks one server in a URL; returns it with its port."""
   has_port = text.rpartition(":")[2].isdecimal()
   try:
-    return str(addresses.endpoint(text if has_port else f"{text}:{_PORT}"))
+    way = addresses.endpoint(text if has_port else f"{text}:{_PORT}")
+    # As it is looked up: no label of a name is empty, or too long.
+    way.host.encode("idna")
+    return str(way)
   except ValueError:
     raise _wrong(url, f"{text!r} is no host and port") from None
 
