@@ -273,11 +273,12 @@ class Client:
       text += f" {self.applier.step}, which replica {self._me.replica!r} has"
       self._out.append(fx.Log(text))
     self.applier.report_state()
-    for submitted in self.submissions.unresolved.values():
-      self._arrive(submitted)
     self._requests.are_set(welcome.changes)
     for request in self._requests.all():
       self._request(request, now)
+    # Last: what was set before is to be set by these.
+    for submitted in self.submissions.unresolved.values():
+      self._arrive(submitted)
 
   def _request(self, message: msg.Message, now: float) -> None:
     """Tells the coordinator; one that has started again is told again."""
