@@ -127,6 +127,15 @@ class Stuck(Record, tag="stuck"):
   incarnation: int | None = None
 
 
+class Process(Record, tag="process"):
+  """What a launcher notes: which process a replica is, or how that has ended."""
+
+  replica: _Id
+  host: str
+  pid: int
+  ended: str | None = None
+
+
 class Timings(msgspec.Struct, frozen=True):
   """How a replica spent its time up to a submission.
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from optax_dist.cli import errors
+from optax_dist.cli import errors, main
 from optax_dist.cli.runs import journal_file
 
 _RUN = {
@@ -26,6 +26,27 @@ def test_many_bad_lines_are_counted(tmp_path, capsys):
   assert "run.jsonl: line 2: not JSON" in lines[0]
   assert "15 more lines are bad" in lines[10]
   assert "going on with the other 1 lines" in lines[11]
+
+
+@pytest.mark.parametrize(
+  "record",
+  [
+    {"kind": "process", "time": 1.0, "pid": 7},
+    {"kind": "process", "time": 1.0, "replica": [1], "host": "a", "pid": 7},
+    {"kind": "lost", "time": 1.0, "replica": {}, "step": 0},
+  ],
+)
+@pytest.mark.parametrize("command", ["watch", "report"])
+def test_no_command_falls_over_what_no_writer_has_written(
+  tmp_path, capsys, command, record
+):
+  path = tmp_path / "run.jsonl"
+  join = {"kind": "join", "time": 0.5, "replica": 0, "step": 0}
+  end = {"kind": "finish", "time": 2.0, "step": 0}
+  lines = map(json.dumps, [_RUN, join, record, end])
+  path.write_text("".join(f"{line}\n" for line in lines))
+  assert main.main([command, str(path)]) == 0
+  assert f"{path}: " in capsys.readouterr().err
 
 
 def test_a_good_journal_says_nothing(tmp_path, capsys):
