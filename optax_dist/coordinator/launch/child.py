@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
@@ -29,7 +31,8 @@ class Child:
     name: for messages.
     popen: the process.
     printed: receives its output.
-    joined: whether it has said that it has joined a run.
+    parted: whether it has said that its part in a run has ended.
+    ended_at: when it was known to have ended; infinite before.
   """
 
   def __init__(
@@ -75,7 +78,7 @@ class Child:
     for stream in self._streams():
       os.set_blocking(stream.fileno(), False)
     self._rest = b""
-    self.joined = False
+    self.parted, self.ended_at = False, math.inf
 
   @property
   def pid(self) -> int:
@@ -158,6 +161,7 @@ class Child:
       with contextlib.suppress(ProcessLookupError):
         os.killpg(self.pid, signal.SIGKILL)
       self.popen.wait()
+      self.ended_at = time.monotonic()
     self.read_prints(_ALL)
     self.printed.end()
     for stream in self._streams():

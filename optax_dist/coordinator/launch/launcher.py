@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import errno
 import itertools
+import math
 import os
 import pathlib
 import secrets
@@ -42,6 +43,8 @@ from optax_dist.coordinator.launch.standbys import Standbys
 from optax_dist.coordinator.launch.supervisor import Effect
 
 _POLL_SECONDS = 0.1
+# Seconds in which the processes of a replica end one after another.
+_SETTLE_SECONDS = 1.0
 # Makes glibc keep freed arrays of up to 64 MiB in the process, and take larger ones
 # from huge pages: fresh small pages cost as much as all the copies of an exchange.
 _KEEP_MEMORY = {
@@ -332,17 +335,24 @@ class Launcher:
     for process, has_ended in zip(processes, ended, strict=True):
       if has_ended:
         process.kill()
-    failed = [p for p in processes if p.popen.returncode]
-    # Without one that will never join, the others can't begin.
-    absent = [p for p in processes if p.popen.returncode == 0 and not p.joined]
-    if not (failed or absent or all(ended)):
-      return
+    gone = [p for p in processes if p.ended_at < math.inf]
+    # The others can't go on without one of these.
+    stops = self._stop_at is not None
+    failed = [p for p in gone if p.popen.returncode or not (p.parted or stops)]
+    failed.sort(key=lambda process: process.parted)
+    if len(gone) < len(processes):
+      if not failed:
+        return
+      # What one has raised may follow from the end of another one.
+      since = time.monotonic() - min(p.ended_at for p in failed)
+      if failed[0].parted and since < _SETTLE_SECONDS:
+        return
     for process in processes:
       process.kill()
     del self._running[replica]
     if self._members.get(replica):
       self._ended[replica] = self._members.pop(replica)
-    last = [*failed, *absent, *processes][0]
+    last = [*failed, *processes][0]
     code, how = last.popen.returncode, child.ending(last.popen)
     if code:
       self._record(replica, last, how)
@@ -356,13 +366,15 @@ class Launcher:
     now, run = time.monotonic(), str(event.get("run", ""))
     match event.get("event"):
       case "joined":
-        process.joined = True
+        process.parted = False
         self._members[replica] = str(event.get("process", ""))
         self._record(replica, process, None)
         self._execute(self._supervisor.joined(replica, run, now))
       case "left":
+        process.parted = True
         self._supervisor.left(replica, run)
       case "failed":
+        process.parted = True
         reason, final = str(event["reason"]), event.get("final", "")
         self._supervisor.failed(replica, reason, final)
         if final == "missed":
@@ -370,6 +382,7 @@ class Launcher:
       case "refused":
         self._supervisor.failed(replica, "", "refused")
       case "finished":
+        process.parted = True
         self._supervisor.left(replica, run)
         self._execute(self._supervisor.run_over(run, now))
 

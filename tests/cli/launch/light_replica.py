@@ -93,10 +93,20 @@ def main():
       signal.signal(signal.SIGTERM, _stop)
       line.sendall(b'{"event": "joined"}\n')
       _sleep()
-    case ["half"] if process:
+    case ["half", *joins] if process:
+      if joins:
+        line.sendall(b'{"event": "joined"}\n')
       print("has nothing to do")
-    case ["half"]:
+    case ["half", *_]:
       _sleep()
+    case ["fail-in-turn", sign]:
+      line.sendall(b'{"event": "joined"}\n')
+      _end_together(sign, not process)
+      if process:
+        time.sleep(0.3)  # Its own end takes longer.
+        sys.exit("no data")
+      line.sendall(b'{"event": "failed", "reason": "process 1 is lost"}\n')
+      sys.exit("process 1 is lost")
     case ["twice"]:
       line.sendall(b'{"event": "joined"}\n{"event": "finished"}\n')
       line.sendall(b'{"event": "failed", "reason": "", "final": "missed"}\n')

@@ -152,13 +152,27 @@ def test_processes_of_a_group_are_told_which_they_are(capfd):
     assert variables["NUM_PROCESSES"] == "2"
 
 
-def test_half_of_a_replica_does_not_wait_for_the_other_half(capfd):
-  """It has ended well, and will never join."""
-  flags = ("--replicas", 1, "--processes-per-replica", 2, *_ELSEWHERE)
-  assert _launch(*flags, _LIGHT, "half") == 1
+_GROUP = ("--replicas", 1, "--processes-per-replica", 2, "--restarts", 0)
+
+
+@pytest.mark.parametrize(
+  ("joins", "why"),
+  [((), "has not joined the run"), (("joins",), "has not left the run")],
+)
+def test_half_of_a_replica_does_not_wait_for_the_other_half(capfd, joins, why):
+  """That has ended well, and will not take part any more."""
+  assert _launch(*_GROUP, *_ELSEWHERE, _LIGHT, "half", *joins) == 1
   assert (
-    "[launch] replica 0.1 ended with exit code 0, and has not joined the run\n"
+    f"[launch] replica 0.1 ended with exit code 0, and {why}\n"
   ) in capfd.readouterr().err
+
+
+def test_the_process_is_named_that_failed_and_not_who_lost_it(capfd, tmp_path):
+  sign = tmp_path / "sign"
+  assert _launch(*_GROUP, *_ELSEWHERE, _LIGHT, "fail-in-turn", sign) == 1
+  err = capfd.readouterr().err
+  assert "No replica is left: replica 0.1 ended with exit code 1 after" in err
+  assert "The last lines of its output:\nno data\n" in err
 
 
 @pytest.mark.parametrize(
