@@ -465,8 +465,6 @@ class Replica:
       elif kind is None or (isinstance(error, SystemExit) and not error.code):
         self.leave()  # An exit with success is no failure either.
       elif self.failure is None:
-        # Tell the others, so that they need not wait for a timeout.
-        reason = f"it has raised {error!r:.200}"
-        self._participant.driver.enqueue(messages.Leave(True, reason))
+        self._participant.lose(f"it has raised {error!r:.200}")
     finally:
       self.close()

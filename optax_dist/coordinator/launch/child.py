@@ -31,7 +31,7 @@ class Child:
     name: for messages.
     popen: the process.
     printed: receives its output.
-    parted: whether it has said that its part in a run has ended.
+    parted: whether it has said that its part in a run has ended, not by its doing.
     ended_at: when it was known to have ended; infinite before.
   """
 

@@ -374,7 +374,7 @@ class Launcher:
         process.parted = True
         self._supervisor.left(replica, run)
       case "failed":
-        process.parted = True
+        process.parted = not event.get("own")
         reason, final = str(event["reason"]), event.get("final", "")
         self._supervisor.failed(replica, reason, final)
         if final == "missed":

@@ -254,7 +254,7 @@ class Supervisor:
     """A replica's part in a run has ended with an error."""
     replica = self._replicas[number]
     if final == "missed" and replica.left:
-      final = ""  # It came again, after the end of a run that it was in.
+      return  # It came again, after the end of a run that it was in.
     replica.failure, replica.final = reason, final
 
   def run_over(self, run: str, now: float) -> list[Effect]:
@@ -410,8 +410,8 @@ class Supervisor:
     left = replica.left and not code
     if self.over or left or self._stopped is not None:
       replica.state, replica.cut_off = State.DONE, bool(code)
-      # The others came too late to take part, or were stopped until it was over.
-      if replica.joined and replica.final != "missed":
+      # The others came too late to take part, or had no part in its end.
+      if replica.joined and not replica.failure:
         self._codes.append(code)
       return []
     if replica.final:

@@ -305,9 +305,19 @@ class Participant:
       reason: for the others.
       failure: what the training loop gets.
     """
+    self.lose(reason)
     self.inbox.fail(failure)
-    self.driver.enqueue(messages.Leave(True, reason))
     self.close()
+
+  def lose(self, reason: str) -> None:
+    """Tells the others that it is lost, so that they need not wait for a timeout.
+
+    Args:
+      reason: why its program can't go on.
+    """
+    self.driver.enqueue(messages.Leave(True, reason))
+    if not self.is_over:
+      self.tell("failed", reason=reason, own=True)
 
   def _evict(
     self, on_stuck: Callable[[str], None] | None, reason: str, stacks: str

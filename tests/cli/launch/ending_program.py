@@ -1,5 +1,6 @@
 """A replica of a small run that ends in one of the ways that there are."""
 
+import atexit
 import os
 import pathlib
 import signal
@@ -16,6 +17,10 @@ def _end(how):
     case "exits":
       os._exit(0)
     case "raises":
+      raise ValueError("no data")
+    case "raises-and-is-slow":
+      atexit.register(time.sleep, 0.5)  # The launcher has heard of the end.
+      atexit.register(_wait_for, pathlib.Path(sys.argv[1]) / "over-0")
       raise ValueError("no data")
     case _:
       sys.exit(int(how))
@@ -95,8 +100,8 @@ def main():
         _wait_for(folder / f"joined-{which}-1")
       print("members", *outcome.members, flush=True)
     replica.finish()
+    (folder / f"over-{number}").touch()
     if when == "end":
-      (folder / f"over-{number}").touch()
       _wait_for(folder / "over-0")
       _wait_for(folder / "over-1")
       time.sleep(0.3)  # The launcher has heard of the end.

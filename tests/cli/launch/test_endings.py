@@ -137,6 +137,16 @@ def test_after_the_end_the_code_is_that_of_the_job(
   assert not any("starts again" in line for line in said)
 
 
+def test_an_error_before_the_end_counts_not_though_its_process_ends_later(
+  capfd, tmp_path
+):
+  """Whoever needs seconds to end is lost to the run as others are."""
+  code, said, _ = _launch(
+    capfd, tmp_path, _ONE, "1", "run", "raises-and-is-slow"
+  )
+  assert (code, said) == (0, ["[launch] replica 1 ended with exit code 1"])
+
+
 def test_who_follows_a_run_that_was_given_up_sees_its_end(capfd, tmp_path):
   output = tmp_path / "out"
   flags = ("--replicas", "2", "--restarts", "0", "--output", str(output))
