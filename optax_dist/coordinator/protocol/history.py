@@ -90,11 +90,6 @@ class History:
       departed for departed in self.departed.values() if not departed.left
     ]
 
-  def has_left(self, incarnation: int) -> bool:
-    """Whether a membership has ended since its replica left."""
-    departed = self.departed.values()
-    return any(d.left and d.member.incarnation == incarnation for d in departed)
-
   @property
   def has_committed(self) -> bool:
     """Whether its last coordinator has committed a step."""

@@ -274,10 +274,6 @@ class Run:
     if state is not None:
       state.until = self._now  # This connection is the next one.
       self._remove(state, "its process has called again")
-    if self._history.has_left(hello.incarnation):
-      # It has yet to read that it has left; if admitted, it would be lost.
-      self._out.send(peer, Removed(hello.incarnation, True, "left"))
-      return
     self._admit(peer, hello)
 
   def _differs(self, peer: Process, hello: msg.Hello, why: str) -> None:
