@@ -243,7 +243,7 @@ def settings_of(
   path = log.path
   if path is None:
     path = process.default_log(addresses.endpoint(where).port)
-    server_log.check_own(path.parent)
+    server_log.check_own(path)
   if not (log.continues and server_log.goes_on(path, placement.replicas)):
     server_log.forget(path)
   return Settings.at(where, log=str(path), **more)

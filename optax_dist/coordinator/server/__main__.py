@@ -162,7 +162,7 @@ def _coordinate(
 
   temporary = lease is None and path == default
   if temporary:
-    logs.check_own(path.parent)
+    logs.check_own(path)
   if lease is None and (settings.log is None or not temporary):
     # At a port that was chosen here nobody has started one before, for this job. And
     # replicas start none again at the port of one that has a log of its own.

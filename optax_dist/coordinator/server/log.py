@@ -303,13 +303,14 @@ def _why(error: OSError, log: object) -> str:
   return f"{why} ({error.filename})" if is_other else why
 
 
-def check_own(folder: pathlib.Path) -> None:
-  """Makes a folder in that for temporary files, where other users may have been first.
+def check_own(path: pathlib.Path) -> None:
+  """Makes the folder of a log among temporary files, where others may make it first.
 
   Raises:
     LogError: it is another user's, who could exchange the logs in it.
   """
-  with _as_log_error(folder):
+  folder = path.parent
+  with _as_log_error(path):
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     owner = folder.lstat().st_uid
   if owner != os.getuid():
@@ -327,7 +328,7 @@ def forget_if_old(path: pathlib.Path, seconds: float) -> None:
   # There may be none, or it may be in use.
   with contextlib.suppress(OSError, LogError):
     if time.time() - os.stat(path).st_mtime >= seconds:
-      check_own(path.parent)
+      check_own(path)
       forget(path)
 
 

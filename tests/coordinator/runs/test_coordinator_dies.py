@@ -267,9 +267,8 @@ def test_it_is_killed_when_the_run_ends(place):
 
 def test_the_journal_has_the_end_of_the_run_once(place):
   """Whether or not the coordinator had time to write it."""
-  start = lambda: process.start(
-    _SECRET.encode(), port=place.port, log=place.log
-  )
+  log = place.journal.with_name("log")
+  start = lambda: process.start(_SECRET.encode(), port=place.port, log=log)
   with start():
     loops, ending = _begin(place, 1, start_coordinator=False)
     _wait(loops)
