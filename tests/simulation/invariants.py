@@ -249,13 +249,6 @@ class Checker:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
         new = self.world.by_name[member.process]
         self.joined(new)
-        others = {
-          incarnation: name
-          for incarnation, name in self.members.items()
-          if self.world.by_name[name].index != new.index
-        }
-        self.lost += len(self.members) - len(others)  # Replaced.
-        self.members = others
         self.members[member.incarnation] = member.process
         self.processes[member.incarnation] = member.process
         self.joined_at[member.incarnation] = len(self.commits)
@@ -803,6 +796,9 @@ class Checker:
       return
     if not process.alive or process.over or process.aborted:
       return
+    if reason == "replaced":
+      self.was_replaced(process)
+      return
     if "is not what replicas" in reason:
       self.found_wrong[process.name] = len(self.epochs)
       if not process.is_faulty and not self.corrupt:
@@ -872,11 +868,15 @@ class Checker:
     if self.found_wrong.get(process.name) == len(self.epochs):
       self.fail("A18", f"{process.name} joins again, with wrong gradients")
     for name in self.members.values():
-      old = self.world.by_name[name]
-      same = old.index == process.index and old is not process
-      if same and old.alive and not old.over:
-        self.replaced[old.index] += 1
-        self.usurped[old.name] = self.world.now
+      if self.world.by_name[name].index == process.index:
+        self.fail("A5", f"{name} and {process.name} have one number")
+
+  def was_replaced(self, process: Any) -> None:
+    """Another process with its number takes its place."""
+    if not self.has_twin(process):
+      self.fail("A13", f"{process.name} is replaced, by nobody")
+    self.replaced[process.index] += 1
+    self.usurped[process.name] = self.world.now
     if self.replaced[process.index] > _PLACES:
       self.fail("A13", f"{process.name} and another one replace each other")
 

@@ -102,7 +102,7 @@ def _removed(
   member = _member(checker, incarnation)
   if member is None or replica != member.index:
     return "it is not that replica's"
-  known = checker.departures.get(incarnation, (False, "replaced"))
+  known = checker.departures.get(incarnation)
   return "" if (left, reason) == known else f"the log says {known}"
 
 

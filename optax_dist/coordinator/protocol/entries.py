@@ -288,7 +288,7 @@ class Began(Struct):
 
 
 class Joined(Struct):
-  """A replica has joined; an earlier membership of its id ends."""
+  """A replica has joined."""
 
   member: Member
 

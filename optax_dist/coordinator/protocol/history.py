@@ -139,7 +139,9 @@ class History:
         self.members.clear()
         self.recent.clear()
       case Joined(member):
-        self._admit(member)
+        self.departed.pop(member.replica, None)
+        self.members[member.incarnation] = member
+        self.next_incarnation = member.incarnation + 1
       case Removed(incarnation, left):
         former = self.members.pop(incarnation, None)
         if former is not None:
@@ -167,14 +169,6 @@ class History:
   def compacted(self) -> Compacted:
     """All of it, as one entry."""
     return Compacted(_HISTORIES.encode(self))
-
-  def _admit(self, member: Member) -> None:
-    for old in list(self.members.values()):
-      if old.replica == member.replica:
-        del self.members[old.incarnation]
-    self.departed.pop(member.replica, None)
-    self.members[member.incarnation] = member
-    self.next_incarnation = max(self.next_incarnation, member.incarnation + 1)
 
 
 _HISTORIES: Codec[History] = Codec(History)

@@ -377,17 +377,13 @@ class Run:
       self._out.send(peer, history.ended)
 
   def _admit(self, peer: Process, hello: msg.Hello) -> None:
+    old = self._members.of_replica(hello.replica)
+    if old is not None:
+      self._out.notify(old, _taken(hello.replica))
+      self._remove(old, "replaced")
     incarnation = self._history.next_incarnation
     member = Member(incarnation, hello.replica, peer, hello.address)
-    old = self._members.of_replica(member.replica)
-    # First, since what follows from it is sent once it is in the log.
     self._out.append(Joined(member))
-    if old is not None:
-      # The entry `Joined` removes it.
-      self._members.remove(old.member.incarnation)
-      self._note_removed(old, False, "replaced")
-      self._out.notify(old, _taken(member.replica))
-      self._steps.removed(old, changed=False)
     for state in self._members.waiting():
       if state.leaving is not None:  # It may have what this one needs.
         state.leaving = state.leaving[0], self._now
@@ -439,24 +435,19 @@ class Run:
       return
     entry = Removed(incarnation, left, reason)
     self._out.append(entry)
-    self._note_removed(state, left, reason)
+    member, step = state.member, self._steps.step
+    note: journal_events.Record = journal_events.Lost(
+      member.replica, step, incarnation, reason
+    )
+    if left:
+      note = journal_events.Leave(member.replica, step, incarnation)
+    self._out.note(note)
     if state.is_connected:
       self._out.notify(state, entry)
       self._out.add(
-        fx.Disconnect(state.member.process, "it was removed from the run")
+        fx.Disconnect(member.process, "it was removed from the run")
       )
     self._steps.removed(state, left)
-
-  def _note_removed(self, state: MemberState, left: bool, reason: str) -> None:
-    member, step = state.member, self._steps.step
-    if left:
-      self._out.note(
-        journal_events.Leave(member.replica, step, member.incarnation)
-      )
-    else:
-      self._out.note(
-        journal_events.Lost(member.replica, step, member.incarnation, reason)
-      )
 
   def _complete_departures(self) -> None:
     """Lets replicas leave whose state all others have."""

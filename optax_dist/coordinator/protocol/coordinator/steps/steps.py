@@ -220,19 +220,8 @@ class Steps:
     self.policy.claim(state.member.incarnation, hello.lease, count)
     self.intake.announce()
 
-  def removed(
-    self,
-    state: MemberState,
-    left: bool = False,
-    changed: bool = True,
-  ) -> None:
-    """A member has left, is lost, or was replaced.
-
-    Args:
-      state: the member.
-      left: whether it has left.
-      changed: whether no other takes its place at once.
-    """
+  def removed(self, state: MemberState, left: bool) -> None:
+    """A member has left, or is lost."""
     incarnation = state.member.incarnation
     self.intake.removed(state.member, left)
     self.rounds.void_early()
@@ -241,8 +230,7 @@ class Steps:
     self.ruling.apply(*self.rounds.lost(state.member))
     self.policy.removed(incarnation)
     self.intake.announce()
-    if changed:
-      self.intake.members_changed()
+    self.intake.members_changed()
     self._stall.removed(incarnation, bool(self.gradients.accepted))
 
   def never_joined(self, replicas: Iterable[ReplicaId]) -> None:
