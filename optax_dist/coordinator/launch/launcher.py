@@ -240,9 +240,9 @@ class Launcher:
           raise LaunchError(reason, code)
 
   def _tell_of_ended(self, given_up: str = "") -> None:
-    """Tells the coordinator whom nobody must wait for."""
-    never_joined = self._supervisor.never_joined
-    self._line.tell(never_joined, self._ended.values(), given_up)
+    """Tells the coordinator who may come, and whom nobody must wait for."""
+    machine, ended = self._supervisor, self._ended.values()
+    self._line.tell(machine.coming, machine.never_joined, ended, given_up)
 
   def _start(self, replica: int, restarts: int) -> None:
     """Starts the processes of a replica that belong on this host."""
@@ -418,6 +418,7 @@ class Launcher:
       now = time.monotonic()
       self._stop_at = now + (self._environment.grace or 0.0)
       self._execute(self._supervisor.stop(number, now))
+      self._tell_of_ended()
 
 
 def _exit_if(numbers: Iterable[int]) -> None:

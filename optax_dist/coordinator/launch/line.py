@@ -81,17 +81,23 @@ class Line:
     self._caller.start()
 
   def tell(
-    self, never_joined: Iterable[int], ended: Iterable[str], given_up: str = ""
+    self,
+    coming: Iterable[int],
+    never_joined: Iterable[int],
+    ended: Iterable[str],
+    given_up: str = "",
   ) -> None:
     """Tells the coordinator whom nobody must wait for.
 
     Args:
+      coming: replicas that run, or will, and have never joined.
       never_joined: replicas that have ended, and never joined.
       ended: the last process of each replica that has joined and ended.
       given_up: why some of the former do not start again; "" if they do.
     """
     host = codec.replace(
       self._host,
+      coming=tuple(sorted(coming)),
       ended=tuple(sorted(never_joined)),
       given_up=given_up,
       ended_members=tuple(sorted(ended)),

@@ -206,6 +206,17 @@ class Supervisor:
     )
 
   @property
+  def coming(self) -> frozenset[int]:
+    """Replicas that run, or will, and have never joined the run."""
+    if self.over or self._stopped is not None:
+      return frozenset()
+    return frozenset(
+      number
+      for number, replica in self._replicas.items()
+      if not (replica.has_joined or replica.state in _SETTLED)
+    )
+
+  @property
   def has_begun(self) -> bool:
     """Whether any of them has joined the run."""
     return any(r.has_joined for r in self._replicas.values())

@@ -463,8 +463,9 @@ class Host(Struct):
     options: those that all launchers of the job must have been given alike.
     launcher: which process the sender is, human-readable.
     replicas: those that have processes on this host.
+    coming: of these, the ones that have been started or will be, and have never joined.
     ended: of these, the ones that have ended, and have never joined.
-    given_up: why some of these do not start again; "" if they do.
+    given_up: why some of the latter do not start again; "" if they do.
     ended_members: processes on this host that have been members, and have ended.
   """
 
@@ -473,6 +474,7 @@ class Host(Struct):
   options: str
   launcher: str
   replicas: tuple[ReplicaId, ...] = ()
+  coming: tuple[ReplicaId, ...] = ()
   ended: tuple[ReplicaId, ...] = ()
   given_up: str = ""
   ended_members: tuple[Process, ...] = ()

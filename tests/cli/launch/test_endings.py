@@ -91,6 +91,16 @@ def test_a_program_that_leaves_at_its_end_needs_no_block(capfd, tmp_path):
   assert _launch(capfd, tmp_path, flags, "1", "forgets", "0")[:2] == (0, [])
 
 
+def test_who_leaves_first_does_not_end_the_run_of_who_has_not_joined_yet(
+  capfd, tmp_path
+):
+  """As if its host was taken, and another one still began."""
+  flags = ("--replicas", "2", "--replicas-to-aggregate", "1")
+  code, said, text = _launch(capfd, tmp_path, flags, "1", "last", "comes")
+  assert (code, said) == (0, [])
+  assert text.count("[replica 1] members 1\n") == 7
+
+
 def test_a_script_that_never_joins_is_an_error(capfd, tmp_path):
   flags = ("--replicas", "2")
   code, said, text = _launch(capfd, tmp_path, flags, "all", "imports", "0")

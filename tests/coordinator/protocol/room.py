@@ -14,6 +14,7 @@ those of a process that is held. A script's lines are commands:
     stranger c                                 a replica of another job starts
     again a2                                   of the program that all others were of
     absent 1 2 | absent 1 given up             these have ended, and never joined
+    coming 1 | coming                          these are started, and have not joined
     ended b                                    its process has, says its launcher
     means | means b                            means that are under way are there
     fail b a                                   b gets nothing of a
@@ -196,6 +197,9 @@ class Room:
     replicas = tuple(int(word) for word in told if word.isdigit())
     given_up = "it has no disk" if "up" in told else ""
     self.launch(ended=replicas, given_up=given_up)
+
+  def do_coming(self, *replicas: str) -> None:
+    self.launch(coming=tuple(map(int, replicas)))
 
   def do_ended(self, name: str) -> None:
     self.launch(ended_members=(name,))

@@ -60,6 +60,12 @@ class Hosts:
     self._know_the_end: set[Process] = set()
 
   @property
+  def coming(self) -> set[ReplicaId]:
+    """The replicas that launchers have started, and which may have joined since."""
+    hosts = self._here.values()
+    return {replica for _, host in hosts for replica in host.coming}
+
+  @property
   def launchers(self) -> set[Process]:
     """The launchers that are connected."""
     return {process for process, _ in self._here.values()}

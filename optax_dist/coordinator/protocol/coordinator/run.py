@@ -458,13 +458,22 @@ class Run:
       late = [s for s in self._members if s.leaving is None and not s.has(step)]
       for other in late:
         self._snapshots.request_report(other, self._steps.step)
-      last = len(self._members) == 1 and bool(self._history.lost())
+      last = len(self._members) == 1 and self._some_may_come
       waits = bool(late) or last
       if not waits or self._now >= since + self._config.deadlines.transfer:
         self._remove(state, "left", left=True)
-        if not self._members and not self._history.lost():
-          # No replica has the state any more: joining is too late now.
-          self._ending.record("all replicas have left")
+    none_is_there = self._history.departed and not self._members
+    if none_is_there and not self._some_may_come:
+      # No replica has the state any more: joining is too late now.
+      self._ending.record("all replicas have left")
+
+  @property
+  def _some_may_come(self) -> bool:
+    """Whether replicas may come that are no members: back, or for the first time."""
+    joined = self._history.departed.keys() | {
+      member.replica for member in self._history.members.values()
+    }
+    return bool(self._history.lost() or self._hosts.coming - joined)
 
   # States.
 
