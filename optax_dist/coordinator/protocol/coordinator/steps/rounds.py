@@ -23,6 +23,7 @@ from optax_dist.coordinator.protocol.coordinator.members import (
   MemberState,
 )
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
+from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   Member,
@@ -107,17 +108,17 @@ class Rounds:
   """
 
   def __init__(
-    self, epoch: int, repeat_after: float, members: Members, out: Outbox
+    self, epoch: int, limits: Deadlines, members: Members, out: Outbox
   ):
     """Starts without a round.
 
     Args:
       epoch: the coordinator's.
-      repeat_after: seconds after which a round is announced again that was early.
+      limits: how long it waits.
       members: the members.
       out: where announcements go.
     """
-    self._repeat_after = repeat_after
+    self._limits = limits
     self.current: Round | None = None
     self._epoch, self._members, self._out = epoch, members, out
     # How many were announced for a step: an id is used once.
@@ -281,27 +282,43 @@ class Rounds:
     """The members that must have the mean, and have not said that they have."""
     if self.current is None:
       return ()
-    peers, awaits = self.current.message.peers, self.current.awaits
-    return tuple(peer.replica for peer in peers if awaits(peer.incarnation))
+    message, awaits = self.current.message, self.current.awaits
+    all_ = (*message.peers, *message.readers)
+    return tuple(
+      member.replica for member in all_ if awaits(member.incarnation)
+    )
 
-  def check(self, now: float) -> None:
-    """Announces a round again that was early, or has waited for the state."""
+  def check(self, now: float) -> Sequence[quorum.Event]:
+    """Does what the time allows; returns what follows.
+
+    A round is announced again that was early, or has waited for the state. One that is
+    held up by a newcomer's snapshot goes on, at last.
+    """
     current = self.current
     if current is None:
-      return
-    step = current.id.step
-    if now >= self.deadline or (
-      not current.is_announced and self._members.have(step)
-    ):
+      return []
+    step, late = current.id.step, now >= self.deadline
+    if late and not current.id.early:
+      return self._witness_lost(current, current.message.parts[0].replica)
+    if late or (not current.is_announced and self._members.have(step)):
       self._announce(step, current.number, current.message.parts, now)
+    return []
 
   @property
   def deadline(self) -> float:
-    """When a round is announced again that all have begun early, with deadlines."""
+    """When `check` may find something."""
     current = self.current
-    if current is None or not current.id.early:
+    if current is None or not current.is_announced:
       return math.inf
-    return current.began + self._repeat_after
+    if current.id.early:
+      return current.began + self._limits.round
+    witness = self._members.get(
+      -1 if current.message.witness is None else current.message.witness
+    )
+    if witness is None or not witness.needs:
+      return math.inf
+    # Long before the run ends, of which the newcomer is no part yet.
+    return current.began + self._limits.timeout / 2
 
   def strike(
     self, state: MemberState, message: msg.Failed

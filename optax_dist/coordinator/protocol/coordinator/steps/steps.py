@@ -74,7 +74,7 @@ class Steps:
     self._history = history
     self.consequences: list[Consequence] = []
     self.ruling = Ruling(config, history, members, self._follow)
-    self.rounds = Rounds(history.epoch, config.deadlines.round, members, out)
+    self.rounds = Rounds(history.epoch, config.deadlines, members, out)
     self.policy = policy = config.make_policy(history.progress)
     self.gradients = Gradients(config, policy, history)
     self.intake = Intake(
@@ -145,7 +145,7 @@ class Steps:
     self._check_window(now)
     queued, accepted = bool(self.intake.queue), bool(self.gradients.accepted)
     self._stall.look(queued, accepted, now)
-    self.rounds.check(now)
+    self.ruling.apply(*self.rounds.check(now))
     why = self._stall.check(self.ruling.state, now)
     if why:
       self.consequences.append(Fail(why))
