@@ -41,6 +41,7 @@ from optax_dist.coordinator.launch.environment import (
 from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.launch.standbys import Standbys
 from optax_dist.coordinator.launch.supervisor import Effect
+from optax_dist.coordinator.runtime import process_exit
 
 _POLL_SECONDS = 0.1
 # Seconds in which the processes of a replica end one after another.
@@ -339,13 +340,13 @@ class Launcher:
     # The others can't go on without one of these.
     stops = self._stop_at is not None
     failed = [p for p in gone if p.popen.returncode or not (p.parted or stops)]
-    failed.sort(key=lambda process: process.parted)
+    failed.sort(key=_follows)
     if len(gone) < len(processes):
       if not failed:
         return
       # What one has raised may follow from the end of another one.
       since = time.monotonic() - min(p.ended_at for p in failed)
-      if failed[0].parted and since < _SETTLE_SECONDS:
+      if _follows(failed[0]) and since < _SETTLE_SECONDS:
         return
     for process in processes:
       process.kill()
@@ -419,6 +420,11 @@ class Launcher:
       self._stop_at = now + (self._environment.grace or 0.0)
       self._execute(self._supervisor.stop(number, now))
       self._tell_of_ended()
+
+
+def _follows(process: Child) -> bool:
+  """Whether the end of a process most likely follows from that of another one."""
+  return process.parted or process.popen.returncode == process_exit.EXIT_CODE
 
 
 def _exit_if(numbers: Iterable[int]) -> None:

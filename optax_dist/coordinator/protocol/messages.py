@@ -417,6 +417,8 @@ class Meet(Struct):
     count: how many processes it has.
     address: ``host:port`` of process 0, where they meet; "" in others.
     generation: of the `Met` that it had from an earlier coordinator; "" for none.
+    ended: why it will not join, though it lives on: it may wait for the others, which
+      wait for it; "" as long as it may.
   """
 
   run: str
@@ -425,6 +427,7 @@ class Meet(Struct):
   count: Several
   address: str
   generation: str = ""
+  ended: str = ""
 
 
 class Awaited(Struct):

@@ -60,6 +60,8 @@ def main():
   from optax_dist import coordinator
 
   coordinator.initialize_processes()
+  if ends and when == "model" and os.environ["OPTAX_DIST_PROCESS_INDEX"] == "1":
+    _end(how)
   timeout = float(os.environ.get("ENDING_TIMEOUT", "300"))
   replica = coordinator.join(optax.sgd(0.5), jnp.zeros(2), timeout=timeout)
   print("joined", flush=True)

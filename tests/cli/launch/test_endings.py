@@ -147,6 +147,18 @@ def test_after_the_end_the_code_is_that_of_the_job(
   assert not any("starts again" in line for line in said)
 
 
+def test_half_of_a_replica_does_not_wait_for_who_fails_before_it_joins(
+  capfd, tmp_path
+):
+  """As where one makes its model: the others wait for it in a collective."""
+  flags = ("--replicas", "1", "--processes-per-replica", "2", "--restarts", "0")
+  code, said, text = _launch(capfd, tmp_path, flags, "0", "model", "raises")
+  assert (code, said) == (1, ["[launch] replica 0.1 ended with exit code 1"])
+  assert "[replica 0.1] ValueError: no data" in text
+  assert "[replica 0.0] Traceback" not in text
+  assert "ValueError: no data\nCorrect that" in text
+
+
 def test_an_error_before_the_end_counts_not_though_its_process_ends_later(
   capfd, tmp_path
 ):

@@ -176,6 +176,7 @@ def valid(world):
   yield world.hello(1)
   yield messages.Meet("", 1, 0, 2, "host:1", "generation")
   yield messages.Meet("", 2, 0, 2, "host:1")
+  yield messages.Meet("", 2, 0, 2, "host:1", ended="it has raised an error")
   yield messages.Host("", 0, "", "host", (0, 1), (0,), (1,), "why", ("b",))
 
 

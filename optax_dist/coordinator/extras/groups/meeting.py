@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
+import sys
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
@@ -44,12 +46,12 @@ class Meeting:
     self._call, self._on_loss = call, on_loss
     self._met: futures.Future[msg.Met] = futures.Future()
     self._missing: tuple[int, ...] | None = None
-    self._closed = False
+    self._closed, self._ended = False, ""
     self._caller = caller.Caller(
       endpoint, self._answer, self._hear, self._refuse
     )
     self._caller.start()
-    atexit.register(self.close)
+    atexit.register(self._end)
 
   def wait(self, timeout: float = MEETING_TIMEOUT) -> str:
     """Waits for all processes of the replica.
@@ -77,10 +79,28 @@ class Meeting:
     return self._met.result().address
 
   def close(self) -> None:
-    """Parts without ending the others; once this process joins, or ends."""
-    atexit.unregister(self.close)
+    """Parts without ending the others, once this process joins."""
+    atexit.unregister(self._end)
     self._closed = True
     self._caller.close()
+
+  def _end(self) -> None:
+    """Tells the others that this program ends: they wait for it.
+
+    JAX would have it wait for them, and abort it when they end. After an error it ends
+    at once, with the exit code of one.
+    """
+    error: BaseException | None = getattr(sys, "last_value", None)
+    self._ended = "it has not joined the run"
+    if error is not None:
+      self._ended = f"it has raised {error!r:.200}"
+    self._caller.say_again()
+    self.close()
+    if error is not None and self._has_met:
+      logging.shutdown()
+      for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+      os._exit(1)
 
   def __str__(self) -> str:
     return f"Process {self._call.index} of replica {self._call.replica!r}"
@@ -98,9 +118,14 @@ class Meeting:
   # In the caller's thread.
 
   def _answer(self) -> msg.Meet:
-    if not self._met.done() or self._met.exception() is not None:
-      return self._call
-    return codec.replace(self._call, generation=self._met.result().generation)
+    call = codec.replace(self._call, ended=self._ended)
+    if not self._has_met:
+      return call
+    return codec.replace(call, generation=self._met.result().generation)
+
+  @property
+  def _has_met(self) -> bool:
+    return self._met.done() and self._met.exception() is None
 
   def _hear(self, message: Any) -> None:
     match message:

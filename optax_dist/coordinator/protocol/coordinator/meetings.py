@@ -57,6 +57,8 @@ class Meetings:
 
   def called(self, peer: Process, meet: msg.Meet) -> list[fx.Send]:
     """A process looks for the others of its replica, or says that it has met them."""
+    if meet.ended:
+      return self.lost(peer, "ended", meet.ended)
     self.lost(peer, "left", "it calls again")
     out: list[fx.Send] = []
     meeting = self._meetings.get(meet.replica)

@@ -74,6 +74,19 @@ def test_a_lost_process_ends_the_others_and_one_that_joins_does_not(server):
     one.close()
 
 
+def test_a_program_that_ends_without_joining_ends_the_others(server):
+  """Though its process may live on: JAX has it wait for theirs."""
+  address, _ = server
+  losses = []
+  first, second = begin(address, 0, losses), begin(address, 1)
+  assert both_wait(first, second) == [PLACE, PLACE]
+  second._end()
+  until(lambda: losses, lambda: "nothing is said", 60.0)
+  why = "its process 1 is lost (ended: it has not joined the run)"
+  assert losses == [f"The replica can't go on: {why}."]
+  first.close()
+
+
 def test_processes_that_wait_call_the_next_coordinator(server):
   address, restart = server
   first = begin(address, 0)
