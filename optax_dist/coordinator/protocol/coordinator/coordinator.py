@@ -122,6 +122,7 @@ class Coordinator:
         self._configure(hello.job).check()
       what = "state"
       hello.start.progress.check(hello.job.data)
+      self._configure(hello.job).quorum_state(hello.start.step)
     except ValueError as error:
       text = f"The {what} of replica {hello.replica!r} makes no run: {error}."
       self._out.add(fx.Log(text))
