@@ -644,7 +644,7 @@ class Checker:
     if self.corrupt or not 0 < process.step <= len(self.commits):
       return
     if self.began_anew_without(process):
-      return  # What it applies is of the steps before that.
+      return  # What it applies is of earlier steps.
     commit = self.commits[process.step - 1]
     mean = self.mean(commit, process)
     if process.version != digest(
@@ -1092,8 +1092,16 @@ class Checker:
     self.holders.setdefault(step, set()).add(process.name)
 
   def began_anew_without(self, process: Any) -> bool:
-    """Whether a process hasn't heard yet that the run has begun again."""
-    return process.node._known.beginnings < self.beginnings
+    """Whether a process hasn't heard yet that the run has begun again.
+
+    Or that a power loss has taken steps that were on their way to it.
+    """
+    known = process.node._known
+    return known.beginnings < self.beginnings or any(
+      lost.round.epoch <= known.epoch < self.epochs[-1]
+      and lost.round.step < process.step
+      for lost in self.cut_off
+    )
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
     self.world.tell(f"{process.name} is admitted, with step {process.step}")

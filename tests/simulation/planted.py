@@ -147,9 +147,9 @@ FAULTS = (
     "A5",
     "two memberships get one number",
     f"{_CORE}.history",
-    "History._admit",
-    "max(self.next_incarnation, member.incarnation + 1)",
-    "self.next_incarnation",
+    "History.add",
+    "self.next_incarnation = member.incarnation + 1",
+    "pass",
   ),
   Planted(
     "A6",
