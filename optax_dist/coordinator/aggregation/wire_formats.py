@@ -123,8 +123,7 @@ def largest(
     in_tree: whether sums of some of them are encoded, and so rounded, too.
 
   Returns:
-    The number, before it is encoded; infinity for integers, and if it does not
-    matter.
+    The number, as it is sent; infinity for integers, and if it does not matter.
 
   Example:
     >>> float32 = np.dtype("float32")
@@ -141,12 +140,7 @@ def largest(
   additions = (terms - 1).bit_length() if in_tree else terms - 1
   most = float(info.max) / terms / (1 + 2 * float(info.eps)) ** additions
   # So is the number itself, perhaps.
-  if isinstance(codec, Int8):
-    most /= 1 + 2 * float(info.eps)
-  elif codec.stored != dtype:
-    stored = ml_dtypes.finfo(codec.stored)
-    most = min(most / (1 + float(stored.eps) / 2), float(stored.max))
-  return most
+  return most / (1 + 2 * float(info.eps)) if isinstance(codec, Int8) else most
 
 
 def codec(wire: str, dtype: np.dtype) -> Codec:
