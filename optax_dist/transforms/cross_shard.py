@@ -66,7 +66,8 @@ def cross_shard(
   so a mean leaves it unchanged.
 
   Updates may be any pytree of floating-point or complex arrays: dtypes are
-  kept, None and other empty nodes pass through. The rows of sparse updates
+  kept, also by the sum, which overflows where that of ``jax.lax.pmean`` does. None
+  and other empty nodes pass through. The rows of sparse updates
   (:class:`optax_dist.IndexedSlices`) are gathered, never made dense. Small leaves
   share a message.
 

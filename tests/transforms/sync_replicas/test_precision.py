@@ -52,6 +52,29 @@ def test_a_mean_that_float16_holds_is_not_lost_in_a_sum_that_it_does_not(
   np.testing.assert_array_equal(mean, np.float16(50000))
 
 
+@maps.both_kinds
+@pytest.mark.parametrize(
+  ("dtype", "largest"),
+  # The documented figures.
+  [("float32", 4.25e37), ("bfloat16", 4.23e37), ("float16", 8188)],
+)
+def test_a_mean_is_infinite_where_the_sum_is(map_name, dtype, largest):
+  makers = {
+    "cross_shard": lambda: optax_dist.cross_shard(maps.AXIS),
+    "sync_replicas": lambda: optax_dist.sync_replicas(
+      optax.identity(), maps.AXIS, replicas_to_aggregate=8
+    ),
+  }
+  for name, make in makers.items():
+    mean = lambda g, tx=make(): tx.update(g, tx.init(g), g)[0]
+    is_wide = (name, dtype) == ("sync_replicas", "float16")
+    for size, is_finite in ((largest, True), (1.01 * largest, is_wide)):
+      rows = np.full((8, 2), size).astype(jnp.dtype(dtype))
+      result = maps.run(map_name, mean, rows, size=8).astype(np.float32)
+      assert np.isfinite(result).all() == is_finite
+      assert not is_finite or np.allclose(result / size, 1, rtol=1e-2)
+
+
 def test_the_dtype_of_sums_and_averages_can_be_chosen():
   tx = optax_dist.sync_replicas(
     optax.identity(),
