@@ -75,7 +75,7 @@ def power_sgd(
   def init(updates):
     treedef: Any
     leaves, treedef = jax.tree.flatten(updates, is_leaf=lambda x: x is None)
-    keys = jax.random.split(jax.random.key(seed), max(1, len(leaves)))
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
     # In the place of its leaf: gradients may be None later.
     factors = treedef.unflatten(
       [_first_factor(x, rank, key) for x, key in zip(leaves, keys, strict=True)]

@@ -152,3 +152,20 @@ def test_a_vote_of_zeros_and_nan():
   step = maps.stepper("vmap", lambda s, g: tx.update(g, s), state, N)
   votes, _ = step(state, gradients)
   np.testing.assert_array_equal(votes[0], [0, -1, 1, -1])
+
+
+@each_method
+@pytest.mark.parametrize("tree", [{"w": None}, {}])
+def test_updates_without_an_array_are_nothing_to_send(name, tree):
+  """Such as those of a part of `optax.partition` that no parameter is in."""
+  tx = optax_dist.cross_shard(
+    maps.AXIS, compression=METHODS[name], num_replicas=N
+  )
+  state = tx.init(tree)
+
+  def step(state, dummy):
+    updates, state = tx.update(tree, state)
+    return (updates, dummy), state
+
+  (updates, _), _ = maps.stepper("vmap", step, state, N)(state, jnp.zeros(N))
+  assert updates == tree
