@@ -436,3 +436,39 @@ def test_numbers_of_numpy_are_numbers(value):
 def test_arrays_that_are_out_of_range_are_too():
   with pytest.raises(ValueError, match="initial_accumulator_value must be"):
     optimizers.adagrad(0.1, jnp.float32(-1.0))
+
+
+@pytest.mark.parametrize("tree", [3, "x", {"zz": 1}, [jax.P()], (jnp.ones(2),)])
+def test_a_tree_of_another_structure_is_refused_by_name(tree):
+  params = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}
+  local = optax_dist.local_sgd(**_PERIOD).init(params)
+  averaged = optax_dist.params_ema(0.5).init(params)
+  calls = {
+    "sparse_capacity": lambda: optax_dist.sync_replicas(
+      **_SYNC, sparse_capacity=tree
+    ).init(params),
+    "params": lambda: optax_dist.averaged_params(averaged, tree),
+    "mask": lambda: optax_dist.params_ema(0.5, mask=tree).init(params),
+    "specs": lambda: states.place(params, _MESH, tree),
+    "param_specs": lambda: optax_dist.under_jit(
+      SGD, maps.AXIS, mesh=_MESH, param_specs=tree
+    ).init(params),
+  }
+  for name, call in calls.items():
+    with pytest.raises(ValueError, match=f"`{name}` must"):
+      call()
+  for call in (states.reset_to_center, states.resize_from_center):
+    number = () if call is states.reset_to_center else (2,)
+    with pytest.raises(ValueError, match="`params` must have the structure"):
+      call(tree, local, *number)
+
+
+def test_specs_that_nothing_in_a_state_has_are_refused():
+  """Each array of the state would be whole on every device."""
+  state = optax.sgd(0.1, momentum=0.9).init({"w": jnp.ones((2, 2))})
+  for specs in ({"v": jax.P("model")}, [jax.P("model")]):
+    with pytest.raises(ValueError, match="`param_specs` must have the struct"):
+      states.state_specs(state, "data", param_specs=specs)
+  states.state_specs(SGD.init(None), "data", param_specs={"v": jax.P("model")})
+  noise = optax.add_noise(0.1, 0.5, 0).init(None)
+  states.state_specs(noise, "data", param_specs={"v": jax.P("model")})

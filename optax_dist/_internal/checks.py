@@ -3,10 +3,12 @@
 Without JAX, which takes seconds to import, unless an array is checked.
 """
 
+import contextlib
 import math
 import numbers
 import operator
 import os
+from collections.abc import Iterator
 from typing import Any
 
 # States count in 32 bits.
@@ -200,6 +202,27 @@ def rate_or_schedule(name: str, value: Any, *, positive: bool = False) -> None:
   """Like :func:`rate`, but also accepts a schedule."""
   if not callable(value):
     rate(name, value, positive=positive)
+
+
+@contextlib.contextmanager
+def structure(name: str, like: str) -> Iterator[None]:
+  """Says in JAX's errors about a tree's structure which argument it is.
+
+  Raises:
+    ValueError: if what is done in it fails.
+
+  Example:
+    >>> with structure("specs", "`tree`"):
+    ...   raise ValueError("Expected list, got 3.")
+    Traceback (most recent call last):
+    ValueError: `specs` must have the structure of `tree`: Expected list, got 3.
+  """
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(
+      f"`{name}` must have the structure of {like}: {error}"
+    ) from error
 
 
 def transformation(name: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, collectives
+from optax_dist._internal import axes, checks, collectives
 from optax_dist._internal.leaves import precision
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
@@ -82,8 +82,12 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
       jnp.zeros(capacity, jnp.float32),
     )
 
-  capacities = [] if sparse_capacity is None else [sparse_capacity]
-  return jax.tree_util.tree_map_with_path(zeros, params, *capacities)
+  if sparse_capacity is None:
+    return jax.tree_util.tree_map_with_path(zeros, params)
+  treedef: Any = jax.tree.structure(params)
+  with checks.structure("sparse_capacity", "the parameters"):
+    treedef.flatten_up_to(sparse_capacity)
+  return jax.tree_util.tree_map_with_path(zeros, params, sparse_capacity)
 
 
 def check(gradient: Any, total: Any) -> None:

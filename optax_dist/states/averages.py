@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import parts
+from optax_dist._internal import checks, parts
 from optax_dist._internal.replica_blocks import is_per_replica, nodes
 from optax_dist.transforms import params_ema
 from optax_dist.transforms.params_ema import ParamsEmaState, is_left_out
@@ -51,11 +51,8 @@ def averaged_params(
     )
 
   def by_leaf(node: ParamsEmaState) -> Any:
-    averages = jax.tree.broadcast(
-      node.averages,
-      params,
-      is_leaf=_is_part,
-    )
+    with checks.structure("params", "the averages"):
+      averages = jax.tree.broadcast(node.averages, params, is_leaf=_is_part)
     whole = jax.tree.map(_whole, averages, params, is_leaf=_is_part)
     return params_ema.moved(node._replace(averages=whole), params)
 

@@ -189,11 +189,13 @@ def _pairs(params: Any, center: Any) -> tuple[list[tuple], Any]:
   """Returns (path, parameter, its center or None) for each parameter."""
   treedef: Any
   paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
-  centers = [
-    c if hasattr(c, "shape") else None for c in treedef.flatten_up_to(center)
-  ]
+  with checks.structure("params", "the center"):
+    parts = treedef.flatten_up_to(center)
+    if any(not hasattr(c, "shape") and jax.tree.leaves(c) for c in parts):
+      raise ValueError("it has one leaf for several of the center's.")
   return [
-    (path, x, c) for (path, x), c in zip(paths_and_leaves, centers, strict=True)
+    (path, x, c if hasattr(c, "shape") else None)
+    for (path, x), c in zip(paths_and_leaves, parts, strict=True)
   ], treedef
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import checks
-from optax_dist.states.specs import is_spec
+from optax_dist.states.specs import check_specs, is_spec
 
 Tree = TypeVar("Tree")
 
@@ -68,7 +68,9 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     x = x if is_key else np.asarray(x)
     return jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
 
-  by_leaf = jax.tree.broadcast(specs, tree, is_leaf=is_spec)
+  check_specs("specs", specs)
+  with checks.structure("specs", "`tree`, or of a prefix of it"):
+    by_leaf = jax.tree.broadcast(specs, tree, is_leaf=is_spec)
   return jax.tree_util.tree_map_with_path(put, tree, by_leaf)
 
 

@@ -150,6 +150,20 @@ def is_spec(x: Any) -> bool:
   return isinstance(x, PartitionSpec)
 
 
+def check_specs(name: str, specs: Any) -> None:
+  """Checks an argument that is a pytree of specs.
+
+  Raises:
+    ValueError: if there is something else in it.
+  """
+  for x in jax.tree.leaves(specs, is_leaf=is_spec):
+    if not is_spec(x):
+      raise ValueError(
+        f"`{name}` must be a pytree of PartitionSpec, got a {type(x).__name__} in"
+        " it."
+      )
+
+
 def specs_of_updates(
   transform_name: str, param_specs: Any, updates: Any
 ) -> list[Any]:
@@ -245,6 +259,8 @@ def _walk(node: Any, levels: _Dims, depth: int, mirrors: Any) -> Any:
     return PerReplica(_walk(node.value, levels, depth + 1, mirrors))
   if jax.tree_util.all_leaves([node]):
     _check_rows(node, depth)
+    if mirrors is not None:
+      mirrors.others.append(node)
     return PartitionSpec(*replica)
   parts, treedef = children(node)
   return treedef.unflatten(
@@ -262,17 +278,12 @@ class _Mirrors:
 
   def __init__(self, param_specs: Any, params: Any):
     specs = jax.tree.map(_unboxed, param_specs, is_leaf=_is_spec_or_box)
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    wrong = [x for x in leaves if not is_spec(x)]
-    if wrong:
-      raise ValueError(
-        "`param_specs` must be a pytree of PartitionSpec like the parameters, got"
-        f" a {type(wrong[0]).__name__} in it."
-      )
+    check_specs("param_specs", specs)
     self.shapes: dict[int, Any] | None = None
     if params is not None:
       unboxed = jax.tree.map(_unboxed, params, is_leaf=_is_box)
-      specs = jax.tree.broadcast(specs, unboxed, is_leaf=is_spec)
+      with checks.structure("param_specs", "`params`, or of a prefix of it"):
+        specs = jax.tree.broadcast(specs, unboxed, is_leaf=is_spec)
       self.shapes = dict(
         enumerate(tuple(x.shape) for x in jax.tree.leaves(unboxed))
       )
@@ -282,6 +293,9 @@ class _Mirrors:
       lambda spec: Numbered(next(numbers), spec), specs, is_leaf=is_spec
     )
     self.seen: dict[int, set[_Dims]] = {}
+    self.is_sharded = any(map(axes.names_in, jax.tree.leaves(specs)))
+    self.has_mirror = False
+    self.others: list[Any] = []
 
   def specs_of(self, node: Any, levels: _Dims, depth: int) -> Any:
     """Returns the specs of a node that mirrors the parameters, or None."""
@@ -289,6 +303,7 @@ class _Mirrors:
     specs = match_params(node, self.tree, assignments)
     if specs is None or not assignments:
       return None
+    self.has_mirror = True
     return jax.tree.map(
       lambda leaf: self._spec(leaf, levels, depth),
       specs,
@@ -321,7 +336,14 @@ class _Mirrors:
     return PartitionSpec(*replica, *spec)
 
   def check_shapes(self) -> None:
-    """Raises an error if arrays for one parameter differ in shape."""
+    """Raises an error if the state's arrays are not those of the parameters."""
+    arrays = [x for x in self.others if jnp.issubdtype(x.dtype, jnp.inexact)]
+    if self.is_sharded and not self.has_mirror and any(x.ndim for x in arrays):
+      raise ValueError(
+        "`param_specs` must have the structure of the parameters: no part of the"
+        " state has that of"
+        f" {jax.tree.map(lambda each: each.spec, self.tree)!r:.200}."
+      )
     for shapes in self.seen.values():
       if len(shapes) > 1:
         raise ValueError(

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from optax_dist._internal import axes, checks, replication
 from optax_dist._internal.replica_blocks import is_per_replica
-from optax_dist.states.specs import is_spec, state_specs
+from optax_dist.states.specs import check_specs, is_spec, state_specs
 from optax_dist.transforms._agreement import (
   PARAMS,
   STATE,
@@ -106,6 +106,7 @@ def under_jit(
   """
   checks.flag("own_params", own_params)
   checks.transformation("tx", tx)
+  check_specs("param_specs", param_specs)
   levels = [axes.canonical_names(axis_name), *axes.levels_of(inner_axes)]
   if mesh is not None:
     check_mesh(_NAME, mesh, sum(levels, ()))

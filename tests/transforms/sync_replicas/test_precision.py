@@ -66,7 +66,8 @@ def test_a_mean_is_infinite_where_the_sum_is(map_name, dtype, largest):
     ),
   }
   for name, make in makers.items():
-    mean = lambda g, tx=make(): tx.update(g, tx.init(g), g)[0]
+    tx = make()
+    mean = lambda g, tx=tx: tx.update(g, tx.init(g), g)[0]
     is_wide = (name, dtype) == ("sync_replicas", "float16")
     for size, is_finite in ((largest, True), (1.01 * largest, is_wide)):
       rows = np.full((8, 2), size).astype(jnp.dtype(dtype))
