@@ -45,8 +45,8 @@ class Applier:
     start: the start state that it is; None once it is a later one.
     means: the rounds in which it takes part.
     needs: whether it needs a snapshot, and why; "" if it doesn't.
-    void: the last step of which a fingerprint may be that of a state that it had before
-      a snapshot.
+    void: the last step of which a fingerprint may be that of a state that was not the
+      run's, or is not any more.
   """
 
   def __init__(
@@ -147,6 +147,10 @@ class Applier:
     else:
       self._lacks_inner = False
     self.apply_ready_commits()
+
+  def begin_anew(self) -> None:
+    """What it has is not of this run, or not any more."""
+    self.belongs_to_run, self.void = False, self._fingerprinted
 
   def skip(self) -> None:
     """Handles a gap: there are commits that it will never know."""
@@ -316,7 +320,7 @@ class Applier:
     self._fetch = self.start = self.means.ahead = None
     self.needs, self.belongs_to_run = "", True
     self._lacks_inner = False
-    self.step, self.void = snapshot.step, self._fingerprinted
+    self.step = snapshot.step
     self._out.append(fx.Restore(snapshot.step, snapshot.transfer))
     self._arrived_at_step()
     self.means.go_on()

@@ -258,7 +258,7 @@ class Client:
       self._out += self.submissions.lost(quorum.Reason.LOST.value)
       self.applier.skip()
     if welcome.anew:
-      self.applier.belongs_to_run = False
+      self.applier.begin_anew()
     if not stays:
       self._end_membership()
       if welcome.incarnation < 0:

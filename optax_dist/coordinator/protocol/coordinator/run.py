@@ -524,8 +524,9 @@ class Run:
     for state in self._members.waiting():
       if self._now >= state.until:
         self._remove(state, "it did not reconnect to the coordinator in time")
+    self._complete_departures()
     steps, consequences = self._steps, self._steps.consequences
-    if not consequences:
+    if not (consequences or self._ending.is_over):
       steps.check()
     if not consequences:
       self._end_of_data()
@@ -537,10 +538,7 @@ class Run:
     at_least = steps.step + (current is not None and current.is_announced)
     self._snapshots.serve(steps.step, at_least, self._now)
     self._wait_for_state()
-    if self.begins_again:
-      return
-    self._complete_departures()
-    if not consequences:
+    if not self.begins_again:
       self._ending.check(self._now)
 
   def _follow(self, consequence: Consequence) -> None:

@@ -80,13 +80,13 @@ class Ruling:
   def apply(
     self, *events: quorum.Event, arriving: Arrival | None = None
   ) -> None:
-    """Applies events, and has what they decide done.
+    """Applies events, and has what they decide done, unless the run has ended.
 
     Args:
       *events: the events.
       arriving: the gradient that they are about, if it has just come.
     """
-    for event in events:
+    for event in () if self._history.ended else events:
       self.state, decisions = quorum.step(self.state, event)
       self._follow(decisions, arriving)
 
