@@ -221,7 +221,8 @@ def test_a_kill_in_a_replica_of_two_processes(place):
     assert [s for s in alone if max(int(at) for _, at in began) < s <= back]
     # It has learned something (4.56 is nothing).
     assert float(result[-1][2]) < 4.3
-    assert (place / "runs/groups/checkpoints/step-00000020").is_dir()
+    # The last few of them.
+    assert [*(place / "runs/groups/checkpoints").glob("step-*")]
     one.process.send_signal(signal.SIGINT)
     assert one.process.wait(120.0) == 130, one.text
   finally:
