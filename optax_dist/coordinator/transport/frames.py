@@ -16,7 +16,7 @@ PIECE = 2 << 20
 HEADER = struct.Struct("<IBQ")
 WORD = struct.Struct("<Q")
 TAG = 16
-_AT_ONCE = 512  # Frames that are joined into one write.
+_AT_ONCE = 64 << 10  # Bytes of frames that are joined into one write.
 
 
 class Kind(enum.IntEnum):
@@ -61,7 +61,8 @@ class Frames:
   def pop(self) -> bytes:
     """The frames to write next, of those that wait."""
     texts: list[bytes] = []
-    while self._queue and len(texts) < 2 * _AT_ONCE:
+    room = _AT_ONCE
+    while self._queue and room > 0:
       kind, number, body = self._queue.popleft()
       self.backlog -= len(body) + HEADER.size
       head = HEADER.pack(len(body), kind, number)
@@ -69,6 +70,7 @@ class Frames:
         head += self._tag(self.keys[0], self._signed, head + body)
         self._signed += 1
       texts += [head, body]
+      room -= len(head) + len(body)
     return b"".join(texts)
 
   def clear(self) -> None:

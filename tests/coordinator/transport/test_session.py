@@ -53,6 +53,16 @@ class _Side:
       text = text[n:]
 
 
+def test_what_waits_is_counted_until_it_is_written():
+  """Or twice as much as is allowed could wait for a peer that does not read."""
+  side = _Side(None)
+  for _ in range(20):
+    side.session.send([bytes(100_000)])
+  taken = sum(map(len, side.session.output()))
+  assert taken < 200_000
+  assert side.session.frames.backlog > 2_000_000 - taken
+
+
 def _sides(signed=True):
   return (
     _Side(_KEYS if signed else None),
