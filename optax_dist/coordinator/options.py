@@ -17,6 +17,8 @@ from optax_dist.coordinator.protocol import liveness
 
 # In seconds: lets an event loop do other work between two heartbeats.
 _SHORTEST_SILENCE = 0.05
+# Bytes of JSON.
+_MOST_CONFIG = 1 << 20
 # The coordinator keeps the mean of each of the last 64 steps, and a message has some 20
 # sums in a deterministic run.
 _MOST_INLINE = 128 << 10
@@ -104,7 +106,12 @@ class Options:
       checks.path("journal", self.journal)
     checks.kind("config", self.config, Mapping, "a mapping")
     checks.kind("run", self.run, str, "a name")
-    journals.to_json("config", dict(self.config))
+    nbytes = len(journals.to_json("config", dict(self.config)))
+    if nbytes > _MOST_CONFIG:
+      raise ValueError(
+        f"`config` must have at most {_MOST_CONFIG:,} bytes of JSON, since replicas"
+        f" send it to their coordinator; got {nbytes:,}."
+      )
 
   # What follows from them.
 

@@ -546,6 +546,8 @@ def test_a_config_is_in_the_journal_or_is_refused_by_name(tmp_path):
   config = {"path": os.fsdecode(b"caf\xe9")}
   assert _steps_with(config, journal) == [1]
   assert run_journals.whole(journal)[0]["config"] == config
+  with pytest.raises(ValueError, match="`config` must have at most 1,048,576"):
+    coordinator.Options(config={"text": "x" * (1 << 20)})
   with pytest.raises(ValueError, match="config must be a JSON value"):
     _steps_with({"rate": math.nan})
 
