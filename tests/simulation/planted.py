@@ -407,7 +407,7 @@ FAULTS = (
     NeverJoins(),
   ),
   Planted(
-    "A9",
+    "A13",
     "who calls last has the place, also if that call is late",
     f"{_COORDINATOR}.run",
     "Run._hello",
@@ -430,8 +430,8 @@ FAULTS = (
     "an early round is never announced again",
     f"{_COORDINATOR}.steps.rounds",
     "Rounds.deadline",
-    "current is None or not current.id.early",
-    "True",
+    "current.id.early",
+    "False",
     Outage("stuck"),
   ),
   Planted(
