@@ -56,6 +56,16 @@ def test_it_sends_as_many_bytes_as_it_says(name):
   assert sent == method.sent(jax.eval_shape(lambda: gradients))
 
 
+def test_the_documented_bits_of_a_number():
+  like = jax.ShapeDtypeStruct((2**20,), jnp.float32)
+  bits = lambda method: 8 * method.sent(like) / like.size
+  for n in (8, 4, 2, 1):
+    assert bits(compression.quantize(n)) == n + 32 / 256
+  assert f"{bits(compression.sign()):.1f}" == "1.6"
+  sparse = bits(compression.top_k(0.03, bits=2))
+  assert (f"{sparse:.2f}", int(32 / sparse)) == ("0.28", 113)
+
+
 @every_method
 def test_the_state_keeps_its_types(name):
   """So that steps can be repeated in a loop of the compiler."""
