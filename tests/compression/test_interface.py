@@ -2,6 +2,7 @@
 
 import jax
 import jax.extend
+import jax.numpy as jnp
 import maps
 import numpy as np
 import pytest

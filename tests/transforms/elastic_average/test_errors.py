@@ -1,6 +1,5 @@
 """Tests of what elastic_average refuses, and how it says so."""
 
-import numpy as np
 import optax
 import pytest
 
@@ -13,15 +12,9 @@ N = 4
   ("name", "value", "what"),
   [
     ("num_replicas", 0, "positive integer, got 0"),
-    ("num_replicas", 2.0, "positive integer, got 2.0"),
     ("communication_period", 0, "positive integer, got 0"),
-    ("communication_period", True, "positive integer, got True"),
     ("moving_rate", -0.1, "not negative, got -0.1"),
-    ("moving_rate", np.ones(2), "scalar"),
-    ("rho", float("nan"), "finite"),
-    ("rho", "x", "scalar"),
     ("learning_rate", 0.0, "positive, got 0.0"),
-    ("exchange", "before", "'after_step', 'same_point', got 'before'"),
   ],
 )
 def test_bad_arguments(name, value, what):

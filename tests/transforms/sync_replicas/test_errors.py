@@ -28,14 +28,6 @@ _make = functools.partial(
       {"replicas_to_aggregate": 0},
       "`replicas_to_aggregate` must be a positive",
     ),
-    (
-      {"replicas_to_aggregate": 2.0},
-      "`replicas_to_aggregate` must be a positive",
-    ),
-    (
-      {"replicas_to_aggregate": True},
-      "`replicas_to_aggregate` must be a positive",
-    ),
     ({"total_num_replicas": -1}, "`total_num_replicas` must be a positive"),
     ({"max_staleness": -1}, "`max_staleness` must be an integer, not negative"),
     (
@@ -45,13 +37,6 @@ _make = functools.partial(
     ({"variable_averages": 1.5}, "`variable_averages` must be a decay"),
     ({"variables_to_average": {}}, "needs `variable_averages`"),
     ({"num_updates": True}, "`num_updates` needs `variable_averages`"),
-    (
-      {"variable_averages": 0.9, "num_updates": 3},
-      "`num_updates` must be True or False",
-    ),
-    ({"sparse_average": "rows"}, "'touched', 'gradients', got 'rows'"),
-    ({"reject_nonfinite": "no"}, "`reject_nonfinite` must be True or False"),
-    ({"all_arrive": "yes"}, "`all_arrive` must be True or False"),
     (
       {"all_arrive": True, "sparse_capacity": lambda params: 8},
       "`all_arrive` is for dense gradients",
