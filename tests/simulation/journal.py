@@ -46,7 +46,7 @@ def wrong(checker: Any, process: Any, note: journal_events.Record) -> str:
       checker.drops[note.reason] += note.count
       return _dropped(checker, note)
     case journal_events.Abandon(step, number, replica):
-      if replica not in range(checker.setting.replicas):
+      if replica not in _replicas(checker):
         return "there is no such replica"
       if not checker.may_have_failed(step, number):
         return "nobody has failed"
@@ -56,7 +56,7 @@ def wrong(checker: Any, process: Any, note: journal_events.Record) -> str:
       if waited > FASTEST * (world.now - since):
         return f"a step was committed at {checker.committed_at:.1f} s"
       who = {r for some in missing.values() for r in some}
-      if waited <= 0 or not who <= {*range(checker.setting.replicas)}:
+      if waited <= 0 or not who <= _replicas(checker):
         return "nobody is waited for"
     case journal_events.NotFinite(replica, _, gradients, incarnation):
       member = _member(checker, incarnation)
@@ -104,6 +104,12 @@ def _removed(
     return "it is not that replica's"
   known = checker.departures.get(incarnation)
   return "" if (left, reason) == known else f"the log says {known}"
+
+
+def _replicas(checker: Any) -> set[int]:
+  """Those that the run has been told of: one more may come."""
+  others = {process.index for process in checker.world.all}
+  return {*range(checker.setting.replicas)} | others
 
 
 def _member(checker: Any, incarnation: int) -> Any:
