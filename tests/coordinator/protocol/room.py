@@ -14,6 +14,7 @@ those of a process that is held. A script's lines are commands:
     stranger c                                 a replica of another job starts
     again a2                                   of the program that all others were of
     absent 1 2 | absent 1 given up             these have ended, and never joined
+    absent 1 again                             and they start again
     coming 1 | coming                          these are started, and have not joined
     ended b                                    its process has, says its launcher
     means | means b                            means that are under way are there
@@ -196,7 +197,8 @@ class Room:
   def do_absent(self, *told: str) -> None:
     replicas = tuple(int(word) for word in told if word.isdigit())
     given_up = "it has no disk" if "up" in told else ""
-    self.launch(ended=replicas, given_up=given_up)
+    coming = replicas if "again" in told else ()
+    self.launch(ended=replicas, given_up=given_up, coming=coming)
 
   def do_coming(self, *replicas: str) -> None:
     self.launch(coming=tuple(map(int, replicas)))

@@ -447,7 +447,10 @@ class Run:
       self._out.add(
         fx.Disconnect(member.process, "it was removed from the run")
       )
-    self._steps.removed(state, left)
+    # For the rules it is lost while others may come, and nobody is there: otherwise
+    # the quorum would be lowered to nobody, and the run end well.
+    is_last = not self._members and self._some_may_come
+    self._steps.removed(state, left and not is_last)
 
   def _complete_departures(self) -> None:
     """Lets replicas leave whose state all others have."""
