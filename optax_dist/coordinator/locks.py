@@ -99,7 +99,8 @@ class Lock:
   def release(self) -> None:
     """Frees the lock, unless a child that has inherited it lives on."""
     if self.file >= 0:
-      self._path.unlink(missing_ok=True)
+      if files.is_at(self._path, self.file):  # It may be another one's by now.
+        self._path.unlink(missing_ok=True)
       os.close(self.file)
       self.file = -1
 

@@ -47,6 +47,19 @@ def test_it_names_its_holder_and_ends_with_it(tmp_path, holder):
   lock.release()
 
 
+def test_that_of_another_one_stays(tmp_path):
+  """Whose file is there since somebody has deleted the first one's."""
+  path = tmp_path / "lock"
+  first = locks.Lock(path)
+  path.unlink()
+  second = locks.Lock(path)
+  first.release()
+  with pytest.raises(locks.Held):
+    locks.Lock(path)
+  second.release()
+  assert not path.exists()
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_without_locks_the_process_counts(tmp_path, monkeypatch, number):
   def refuse(file, how):
