@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import optax_dist
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.placement import Placement
 from optax_dist.coordinator.protocol import codec
@@ -91,7 +92,7 @@ def settings(
     "--processes-per-replica": placement.processes,
     "--replicas-to-aggregate": environment.replicas_to_aggregate,
     "--min-replicas": environment.min_replicas,
-    "optax-dist": importlib.metadata.version("optax-dist"),
+    "optax-dist": optax_dist.__version__,
     "jax": importlib.metadata.version("jax"),
     "Python": platform.python_version(),
   }
