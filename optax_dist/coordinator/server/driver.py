@@ -207,7 +207,8 @@ class Server:
 
     A coordinator may have thousands, one after another.
     """
-    if run.name and not (run.goes_on or run in self._called.values()):
+    is_left = not (run.goes_on or run in self._called.values())
+    if run.name and run.log.is_kept and is_left:
       self._has_closed |= run.core.is_over
       self._runs.pop(run.name).close()
 

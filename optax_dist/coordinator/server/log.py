@@ -102,6 +102,11 @@ class Log:
     # Why it can't be written at present, and when to try again.
     self._trouble, self._retry_at = "", 0.0
 
+  @property
+  def is_kept(self) -> bool:
+    """Whether it is there when this process has closed it."""
+    return self._records is not None
+
   def read(self) -> History:
     """What it says.
 
