@@ -340,7 +340,13 @@ FAULTS = (
     "min(record.since, now)",
     "now",
     bad.plain,
-    also=(("Stall.waits", "self.since is None and since < math.inf", "True"),),
+    also=(
+      (
+        "Stall.waits",
+        "(self.since is None or self._is_queued) and since < math.inf",
+        "True",
+      ),
+    ),
   ),
   Planted(
     "A21",

@@ -66,6 +66,8 @@ class Stall:
     self._intake, self._rounds = intake, rounds
     self._members, self._out = members, out
     self.since: float | None = None
+    # Whether that is only because of gradients that the rules may not have yet.
+    self._is_queued = False
     self._warned = 0.0
     # Since the last commit, by member.
     self._dropped: dict[Incarnation, _Dropped] = {}
@@ -77,22 +79,21 @@ class Stall:
       since: when it was.
       excused: seconds that count for `timeout` but not for warnings.
     """
-    self.since, self._warned = since, excused
+    self.since, self._warned, self._is_queued = since, excused, False
 
-  def look(self, queued: bool, accepted: bool, now: float) -> None:
-    """Members also wait with gradients that the rules may not have yet.
-
-    Args:
-      queued: whether there are such.
-      accepted: whether there are others.
-      now: the time.
-    """
-    if queued and self.since is None:
+  def accepted(self, now: float) -> None:
+    """A gradient waits for others."""
+    self._is_queued = False
+    if self.since is None:
       self.begin(now)
-    elif not (queued or accepted) and all(
-      math.isinf(record.since) for record in self._dropped.values()
-    ):
-      self.since = None
+
+  def queued(self, any_: bool, now: float) -> None:
+    """Members also wait with gradients that the rules may not have yet, if any."""
+    if any_ and self.since is None:
+      self.begin(now)
+      self._is_queued = True
+    elif self._is_queued and not any_:
+      self.since, self._is_queued = None, False
 
   def end(self) -> None:
     """A step is committed, or none will be."""
@@ -121,7 +122,7 @@ class Stall:
   def waits(self) -> None:
     """What was dropped counts: the step has begun."""
     since = min((d.since for d in self._dropped.values()), default=math.inf)
-    if self.since is None and since < math.inf:
+    if (self.since is None or self._is_queued) and since < math.inf:
       self.begin(since)
 
   def removed(self, incarnation: Incarnation, accepted: bool) -> None:

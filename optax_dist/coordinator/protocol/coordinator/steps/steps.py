@@ -143,8 +143,7 @@ class Steps:
     if verdict is not None:
       self._audited(verdict)
     self._check_window(now)
-    queued, accepted = bool(self.intake.queue), bool(self.gradients.accepted)
-    self._stall.look(queued, accepted, now)
+    self._stall.queued(bool(self.intake.queue), now)
     self.ruling.apply(*self.rounds.check(now))
     why = self._stall.check(self.ruling.state, now)
     if why:
@@ -280,9 +279,8 @@ class Steps:
     state.not_finite = state.named_at = 0
     if self.policy.accepted(incarnation, message):
       self.intake.call(message.local_step)
-    waits = self.policy.has_begun(message.local_step)
-    if self._stall.since is None and waits:
-      self._stall.begin(self.policy.now)
+    if self.policy.has_begun(message.local_step):
+      self._stall.accepted(self.policy.now)
 
   def _delivered(self, state: MemberState, reason: str, count: int) -> None:
     """A member has delivered what was dropped."""

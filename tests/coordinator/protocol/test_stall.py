@@ -1,0 +1,42 @@
+"""Whatever arrives, a run that takes no step for `timeout` ends."""
+
+from tests.coordinator.protocol.room import Room
+
+
+def _room(*commands):
+  room = Room()
+  for command in commands:
+    room.execute(command)
+  return room
+
+
+def test_a_round_that_fails_again_and_again_ends_the_run():
+  """Though the one whose gradient is dropped each time computes another one."""
+  room = _room(
+    "run needed=1 replicas=2 max_staleness=3",
+    "start a b",
+    "submit b",
+    "means b",
+    "fail a b",  # It can't have the state, and its mean does not reach the other.
+  )
+  for _ in range(11):
+    room.execute("submit a 0")
+    room.execute("fail b a")
+    room.execute("wait 10")
+  assert room.chief.history.ended is not None
+  assert "no progress for" in room.chief.history.ended.reason
+
+
+def test_a_gradient_that_had_to_wait_and_was_dropped_is_no_wait():
+  """As during an evaluation of all replicas."""
+  room = _room(
+    "run needed=1 replicas=2 inline_bytes=8",
+    "start a b",
+    "submit a",
+    "kill coordinator",
+    "silent b",
+    "submit a 0",
+    "restart",
+    "wait 200",
+  )
+  assert room.chief.history.ended is None
