@@ -412,9 +412,12 @@ class Launcher:
       # They are in no run, and have nothing to finish.
       while self._standbys.processes:
         self._standbys.processes.pop().kill()
-    for process in self._live():
-      # Replicas have no terminal: to them it is the same as SIGTERM.
-      process.signal(signal.SIGTERM if hung_up else number)
+    for replica, processes in self._running.items():
+      # They have no terminal. And before they join, what Ctrl-C raises may be lost, in
+      # a callback of JAX's.
+      early = number == signal.SIGINT and replica not in self._members
+      for process in processes:
+        process.signal(signal.SIGTERM if hung_up or early else number)
     if ends:
       now = time.monotonic()
       self._stop_at = now + (self._environment.grace or 0.0)

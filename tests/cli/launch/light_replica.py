@@ -121,7 +121,14 @@ def main():
       jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
       # JAX takes SIGTERM for the notice of a preemption, and goes on.
       _sleep()
+    case ["drops"]:
+      try:
+        _sleep()
+      except KeyboardInterrupt:
+        print("goes on", flush=True)
+        _sleep()
     case ["deaf"]:
+      line.sendall(b'{"event": "joined"}\n')
       signal.signal(signal.SIGTERM, signal.SIG_IGN)
       subprocess.Popen(_SLEEP)
       signal.signal(signal.SIGTERM, _hear)

@@ -364,6 +364,16 @@ def test_sigterm_and_sighup_are_passed_on_and_waited_for(start, signals):
   assert one.process.wait(180.0) == 128 + signals[0]
 
 
+def test_ctrl_c_ends_replicas_that_have_not_joined_yet(start):
+  """In whatever Python drops its exception, as in callbacks of JAX's."""
+  one = start("--replicas", "2", *_ELSEWHERE, _LIGHT, "drops")
+  one.until("sleeps", 2)
+  one.process.send_signal(signal.SIGINT)
+  assert one.process.wait(180.0) == 130
+  one.text += one.process.stdout.read().decode()
+  assert "goes on" not in one.text
+
+
 def test_processes_that_stand_by_end_with_the_job_and_without_a_word(start):
   flags = ("--replicas", "2", "--standby", "1", *_ELSEWHERE)
   one = start(*flags, _LIGHT, "grace")
