@@ -106,6 +106,14 @@ class Options:
       checks.path("journal", self.journal)
     checks.kind("config", self.config, Mapping, "a mapping")
     checks.kind("run", self.run, str, "a name")
+    for name in ("journal", "run"):
+      try:
+        os.fspath(getattr(self, name) or "").encode()
+      except UnicodeEncodeError:
+        raise ValueError(
+          f"`{name}` must be in UTF-8, as the coordinator is told it; got"
+          f" {getattr(self, name)!r}."
+        ) from None
     nbytes = len(journals.to_json("config", dict(self.config)))
     if nbytes > _MOST_CONFIG:
       raise ValueError(

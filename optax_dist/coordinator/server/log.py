@@ -316,6 +316,7 @@ def check_own(path: pathlib.Path) -> None:
   """
   folder = path.parent
   with _as_log_error(path):
+    files.check_regular(path)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     owner = folder.lstat().st_uid
   if owner != os.getuid():

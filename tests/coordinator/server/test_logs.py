@@ -70,6 +70,11 @@ def test_a_folder_for_temporary_files_that_can_not_be_written_is_named(
   said = capsys.readouterr().err
   assert "optax-dist: launch: The log /" in said
   assert str(gone) in said
+  odd = tmp_path / os.fsdecode(b"caf\xe9")
+  monkeypatch.setenv("TMPDIR", str(odd))
+  assert main.main(["launch", "--replicas", "1", "--", "true"]) == 1
+  assert "can't be written: Its name is not in UTF-8" in capsys.readouterr().err
+  monkeypatch.setenv("TMPDIR", str(gone))
   # One that has a log of its own does without.
   log = tmp_path / "log"
   with process.start(_SECRET.encode(), port=0, log=log) as place:
