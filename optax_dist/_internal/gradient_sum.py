@@ -69,7 +69,8 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
       # Sharded like the parameter. A key has a dtype that can't be asked for.
       same = kind == jnp.result_type(param)
       return jnp.zeros_like(param, None if same else kind)
-    if type(capacity) is not int or capacity < 1 or not jnp.ndim(param):
+    slots = checks.integer(capacity)
+    if slots is None or slots < 1 or not jnp.ndim(param):
       raise ValueError(
         "`sparse_capacity` must be None or a positive integer for each table, got"
         f" {capacity!r} for params{jax.tree_util.keystr(path)} of shape"
@@ -77,9 +78,9 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
       )
     shape = jnp.shape(param)
     return SparseSum(
-      jnp.zeros((capacity, *shape[1:]), kind),
-      jnp.full(capacity, UNUSED, jnp.int32),
-      jnp.zeros(capacity, jnp.float32),
+      jnp.zeros((slots, *shape[1:]), kind),
+      jnp.full(slots, UNUSED, jnp.int32),
+      jnp.zeros(slots, jnp.float32),
     )
 
   if sparse_capacity is None:

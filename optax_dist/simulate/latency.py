@@ -127,8 +127,17 @@ class Distribution:
         )
 
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values, a float64 array `[size]`."""
-    return _family(self.family).draw(rng, size, *self.parameters)
+    """Draws values, a float64 array `[size]`.
+
+    Raises:
+      ValueError: one is infinite, or all are 0: a double has no such numbers.
+    """
+    values = _family(self.family).draw(rng, size, *self.parameters)
+    if size and not (np.isfinite(values).all() and values.any()):
+      raise ValueError(
+        f"the times of {self} are too long or too short to compute with."
+      )
+    return values
 
   def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
     """Those of n hosts, all equal."""

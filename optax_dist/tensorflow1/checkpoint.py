@@ -11,13 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist._internal import parts
+from optax_dist._internal import checks, parts
 from optax_dist._internal.replica_blocks import is_per_replica
 from optax_dist.states import slots
 from optax_dist.tensorflow1 import _slot_variables
 
 # Fields of states that hold the global step.
 _STEPS = ("global_step", "local_step", "num_updates", "gradient_step")
+
+
+# TensorFlow's steps have 64 bits.
+_MOST = 2**63 - 1
 
 
 class Reader(Protocol):
@@ -87,8 +91,8 @@ def restore_checkpoint(
   Raises:
     KeyError: If the checkpoint lacks a variable, or has several for a slot; the
       message lists those it has.
-    ValueError: If a shape differs, or the state has what no optimizer of
-      TensorFlow has, such as the center of elastic averaging.
+    ValueError: If an argument is invalid, a shape differs, or the state has what no
+      optimizer of TensorFlow has, such as the center of elastic averaging.
     ModuleNotFoundError: If a path is given and TensorFlow is not installed.
 
   Source: ``tf.compat.v1.train.Saver`` and the slot creator of
@@ -114,6 +118,9 @@ def restore_checkpoint(
     >>> optax_dist.states.get_slot(job.opt_state, "dense/kernel", "momentum").tolist()
     [0.5, 0.5]
   """
+  checks.function("variable", variable)
+  if global_step is not None:
+    global_step = checks.count("global_step", global_step, least=0, most=_MOST)
   variables = _Variables(_reader(checkpoint), variable)
   found_params = jax.tree_util.tree_map_with_path(
     lambda path, leaf: variables.read(
@@ -317,6 +324,12 @@ def _accumulates(opt_state: Any) -> bool:
 
 def _reader(checkpoint: Any) -> Reader:
   if not isinstance(checkpoint, str | os.PathLike):
+    methods = ("get_variable_to_shape_map", "get_tensor")
+    if not all(callable(getattr(checkpoint, m, None)) for m in methods):
+      raise ValueError(
+        "`checkpoint` must be a path, or an object with"
+        f" `get_variable_to_shape_map` and `get_tensor`, got {checkpoint!r:.100}."
+      )
     return checkpoint
   try:
     import tensorflow as tf

@@ -135,6 +135,11 @@ def test_capacities_are_checked(capacity):
     gradient_sum.init({"t": jnp.zeros((3, 2))}, {"t": capacity})
 
 
+def test_a_capacity_of_numpy_is_one():
+  total = gradient_sum.init(jnp.zeros((3, 2)), np.int64(2))
+  assert total.values.shape == (2, 2)
+
+
 def test_a_scalar_has_no_rows():
   with pytest.raises(ValueError, match=r"params\['t'\] of shape \(\)"):
     gradient_sum.init({"t": jnp.zeros(())}, {"t": 1})

@@ -134,3 +134,16 @@ def test_replica_with_a_single_gradient_has_a_time_in_each_resample():
 def test_recording_needs_a_replica():
   with pytest.raises(ValueError, match="at least one replica"):
     simulate.Recording([], [], [])
+
+
+@pytest.mark.parametrize("text", ["lognormal:1000,1", "gamma:1e-300,1"])
+def test_times_beyond_all_numbers_are_refused(text):
+  """They would be infinite, or 0 for ever."""
+  latency = simulate.parse_latency(text)
+  strategy = simulate.sync_replicas(1)
+  for call in (
+    lambda: simulate.simulate_timing(strategy, latency, 2, steps=5),
+    lambda: simulate.plan(latency, 2, steps=5),
+  ):
+    with pytest.raises(ValueError, match=f"the times of {text}.* are too"):
+      call()

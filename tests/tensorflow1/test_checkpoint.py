@@ -8,6 +8,7 @@ Keras's, and of others that name their slots in their own way.
 
 import json
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -509,3 +510,24 @@ def test_a_checkpoint_without_slots_is_read_with_an_empty_state():
   np.testing.assert_array_equal(
     result.params["layer"]["bias"], np.float32(variables["layer/bias"])
   )
+
+
+@pytest.mark.parametrize(
+  ("name", "values"),
+  [
+    ("checkpoint", [None, 3, object()]),
+    ("variable", ["w", None]),
+    ("global_step", ["3", -1, 2.0, True, 2**63]),
+  ],
+)
+def test_wrong_arguments_are_refused_by_name(name, values):
+  job = types.SimpleNamespace(
+    get_variable_to_shape_map=lambda: {"w": [2]},
+    get_tensor=lambda name: np.ones(2, np.float32),
+  )
+  given = {"checkpoint": job, "params": {"w": jnp.ones(2)}, "opt_state": ()}
+  restored = tensorflow1.restore_checkpoint(**given, global_step=np.int64(5))
+  assert type(restored.global_step) is int
+  for value in values:
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+      tensorflow1.restore_checkpoint(**given | {name: value})

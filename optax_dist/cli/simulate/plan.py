@@ -64,16 +64,19 @@ def run(args: argparse.Namespace) -> int:
     return 1
   from optax_dist import simulate
 
-  plan = simulate.plan(
-    latency,
-    args.replicas,
-    noise_scale=args.noise_scale,
-    cancel=args.cancel,
-    max_staleness=args.max_staleness,
-    communication=args.communication,
-    steps=args.steps,
-    repetitions=args.repetitions,
-  )
+  try:
+    plan = simulate.plan(
+      latency,
+      args.replicas,
+      noise_scale=args.noise_scale,
+      cancel=args.cancel,
+      max_staleness=args.max_staleness,
+      communication=args.communication,
+      steps=args.steps,
+      repetitions=args.repetitions,
+    )
+  except ValueError as error:
+    raise errors.CommandError(f"plan: {error}") from error
   title = f"{args.replicas} replicas, {latency}"
   _show(plan, title)
   if recorded and recorded.losses:

@@ -242,3 +242,10 @@ def test_error_of_plan_is_one_line(more, said, capsys, tmp_path, monkeypatch):
   )
   assert main.main(["plan", *more]) == 2
   assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_times_beyond_all_numbers_are_an_error_of_the_command(command, capsys):
+  argv = [command, "--latency", "gamma:1e-300,1", "--replicas", "2"]
+  assert main.main(argv) == 2
+  assert f"{command}: the times of gamma:1e-300,1" in capsys.readouterr().err
