@@ -63,11 +63,18 @@ def fits(state: State, holder: ev.Holder, spans: Spans) -> bool:
 
 
 def _ask(draft: State, event: ev.Ask) -> None:
+  _check_count(event.count)
   _return_out(draft, event.holder)
   _wait(draft, event.holder, event.count)
 
 
+def _check_count(count: int) -> None:
+  if type(count) is not int or count < 1:
+    raise ValueError(f"count must be a positive integer, got {count!r}.")
+
+
 def _claim(draft: State, event: ev.Claim) -> None:
+  _check_count(event.count)
   state, holder, spans = draft, event.holder, event.spans
   _return_out(draft, holder)
   taken = [_held(state, holder).accepted]

@@ -56,3 +56,11 @@ def test_samples_that_are_not_leased_are_not_accepted():
     ledger.step(state, ledger.Accept("a", ((1, 2),)))
   with pytest.raises(ValueError, match="No gradient of 'a'"):
     ledger.step(state, ledger.Commit((("a", ((0, 1),)),)))
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5, True, None])
+def test_samples_are_asked_for_a_number_of_gradients(count):
+  state = ledger.init(ledger.Batches(num_samples=8, global_batch=4), 2)
+  for event in (ledger.Ask("a", count), ledger.Claim("a", ((5, 7),), count)):
+    with pytest.raises(ValueError, match="count must be a positive integer"):
+      ledger.step(state, event)
