@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import journal_events
@@ -10,7 +13,7 @@ from optax_dist.coordinator.protocol.coordinator.members import Members
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.snapshots import Snapshots
 from optax_dist.coordinator.protocol.coordinator.steps.steps import Steps
-from optax_dist.coordinator.protocol.entries import Ended, Process
+from optax_dist.coordinator.protocol.entries import Ended, Process, ReplicaId
 from optax_dist.coordinator.protocol.history import History
 
 
@@ -45,7 +48,9 @@ class Ending:
     self.since: float | None = None
     self.addresses: dict[Process, str] = {}
     self._reason = "all replicas have left"
-    self._longest = config.deadlines.transfer
+    self._limits = config.deadlines
+    # Since when no replica is there.
+    self._empty_since = math.inf
     self._history, self._members, self._out = history, members, out
     self._steps, self._snapshots = steps, snapshots
 
@@ -56,7 +61,10 @@ class Ending:
 
   def deadlines(self) -> list[float]:
     """When `check` may find something."""
-    return [] if self.since is None else [self.since + self._longest]
+    times = [self._empty_since + self._limits.timeout]
+    if self.since is not None:
+      times.append(self.since + self._limits.transfer)
+    return times
 
   def finish(self, reason: str) -> None:
     """Commits nothing more, if that is not so already."""
@@ -64,6 +72,27 @@ class Ending:
       self._reason = reason
       self._steps.ruling.apply(quorum.Finish())
       self._steps.end()
+
+  def check_empty(self, coming: Collection[ReplicaId], now: float) -> None:
+    """Ends a run that all have left: no replica has the state any more.
+
+    Unless some may come: any that were lost, or those that have been started, if they
+    join in time.
+
+    Args:
+      coming: the latter.
+      now: the time.
+    """
+    if self._members or not self._history.departed or self._history.lost():
+      self._empty_since = math.inf
+      return
+    self._empty_since = min(self._empty_since, now)
+    reason = "all replicas have left"
+    if not coming:
+      self.record(reason)
+    elif now >= self._empty_since + self._limits.timeout:
+      names = ", ".join(sorted(map(str, coming)))
+      self.record(f"{reason}, and replica {names} has not joined in time")
 
   def check(self, now: float) -> None:
     """Ends the run once all have the final state, or after a while."""
@@ -77,7 +106,7 @@ class Ending:
     late = [s for s in self._members if not s.has(step)]
     for state in late:
       self._snapshots.request_report(state, step)
-    if not late or now >= self.since + self._longest:
+    if not late or now >= self.since + self._limits.transfer:
       self.record(self._reason)
 
   def record(self, reason: str, error: str = "") -> None:

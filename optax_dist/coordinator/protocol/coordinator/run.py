@@ -465,18 +465,18 @@ class Run:
       waits = bool(late) or last
       if not waits or self._now >= since + self._config.deadlines.transfer:
         self._remove(state, "left", left=True)
-    none_is_there = self._history.departed and not self._members
-    if none_is_there and not self._some_may_come:
-      # No replica has the state any more: joining is too late now.
-      self._ending.record("all replicas have left")
+    self._ending.check_empty(self._coming, self._now)
 
   @property
   def _some_may_come(self) -> bool:
     """Whether replicas may come that are no members: back, or for the first time."""
-    joined = self._history.departed.keys() | {
-      member.replica for member in self._history.members.values()
-    }
-    return bool(self._history.lost() or self._hosts.coming - joined)
+    return bool(self._history.lost() or self._coming)
+
+  @property
+  def _coming(self) -> set[ReplicaId]:
+    """Replicas that launchers have started, and that have not joined yet."""
+    history = self._history
+    return self._hosts.coming - history.departed.keys() - history.replicas
 
   # States.
 
