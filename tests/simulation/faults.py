@@ -349,6 +349,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "save":
       world.checker.save_wanted(process)
       world.input(process, msg.Save())
+      process.changes += 1
       world.input(process, msg.SetHyperparams((("rate", world.now),)))
     case "all stop":
       for one in (*world.all, world.chief):

@@ -93,6 +93,7 @@ class _Submission:
   gradient: int
   was_alone: bool
   at: float
+  changes: int
   outcome: fx.Resolved | None = None
 
 
@@ -381,6 +382,8 @@ class Checker:
       if change.number <= self.changes.get(change.process, 0):
         self.fail("A3", f"a request counts twice: {change}")
       self.changes[change.process] = change.number
+    for part in commit.parts:
+      self.set_before(self.processes[part.incarnation], part.sequence)
     self.no_stall(step)
     self.nobody_waits_for_newcomers(commit)
     self.nobody_waits_in_vain(step)
@@ -1118,12 +1121,18 @@ class Checker:
 
   # Outcomes.
 
+  def set_before(self, name: str, sequence: int) -> None:
+    """What was set before a gradient is set by the step that it counts in."""
+    result = self.submissions.get((name, sequence))
+    if result is not None and self.changes.get(name, 0) < result.changes:
+      self.fail("A3", f"{name} has set what its gradient {sequence} is without")
+
   def submitted(self, process: Any, submitted: msg.SubmitGradient) -> None:
     key = (process.name, submitted.sequence)
     gradient = process.gradients.get(submitted.sequence, -1)
     alone = len(self.members) < 2
     self.submissions[key] = _Submission(
-      submitted, gradient, alone, self.world.now
+      submitted, gradient, alone, self.world.now, process.changes
     )
     self.by_batches[process.name, submitted.batches].append(submitted)
     name = process.name.partition(".")[0]

@@ -335,6 +335,8 @@ class Process(Node):
     self.aborted = self.stranger = False
     # When a coordinator has heard its last call, and the step that it offered.
     self.called_at, self.offered = math.inf, -1
+    # How often it has set hyperparameters.
+    self.changes = 0
     # How many of its calls a coordinator has heard.
     self.hellos = 0
     # Whether it computes wrong gradients.
