@@ -201,6 +201,8 @@ def ending(process: subprocess.Popen) -> str:
   if code is None:
     return "still runs"
   if code < 0:
+    name = f"signal {-code}"  # Real-time signals have no names.
     with contextlib.suppress(ValueError):
-      return f"was ended by {signal.Signals(-code).name}"
+      name = signal.Signals(-code).name
+    return f"was ended by {name}"
   return f"ended with exit code {code}"

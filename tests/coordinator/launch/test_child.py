@@ -55,3 +55,13 @@ def test_one_that_prints_without_end_leaves_time_for_others():
     made.kill()
   assert in_time
   assert lines
+
+
+@pytest.mark.parametrize(
+  ("number", "name"), [(signal.SIGHUP, "SIGHUP"), (40, "signal 40")]
+)
+def test_the_signal_is_named_that_has_ended_it(number, name):
+  made = child.Child("a process", ["sh", "-c", f"kill -{int(number)} $$"])
+  made.popen.wait()
+  made.kill()
+  assert child.ending(made.popen) == f"was ended by {name}"
