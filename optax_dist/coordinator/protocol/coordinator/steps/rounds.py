@@ -360,13 +360,11 @@ class Rounds:
       cancel: whether its members are told: it is not committed.
     """
     current, self.current = self.current, None
-    if cancel and current is not None and current.is_announced:
+    if not cancel:
+      self._strikes.clear()
+    elif current is not None and current.is_announced:
       self._cancel(current)
     return current
-
-  def committed(self) -> None:
-    """The step is committed: what was counted for it is void."""
-    self._strikes.clear()
 
 
 def sorted_by_replica(members: Members) -> list[MemberState]:

@@ -421,7 +421,6 @@ class Steps:
     self._stall.end()
     if self.gradients.accepted:
       self._stall.begin(self.policy.now)
-    self.rounds.committed()
     step = entry.round.step
     for incarnation in holders:
       state = self._members.get(incarnation)
