@@ -7,15 +7,21 @@ import contextlib
 import io
 import os
 import pathlib
+import select
 import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TextIO, TypeAlias
 
 # Called with a label, a line, and whether it is from standard error.
 Echo: TypeAlias = Callable[[str, str, bool], None]
 
+# Lines that were not printed since nobody reads the pipe or terminal that they go to,
+# by whether it is standard error; seconds to wait for a reader; and characters to print
+# at once, of four bytes each.
+_lost: dict[bool, int] = {}
+_PATIENCE, _AT_ONCE = 5.0, select.PIPE_BUF // 4
 _LINES_KEPT = 12  # Lines.
 _LONGEST = 64 << 10  # Longer lines are cut.
 
@@ -24,16 +30,40 @@ def echo(label: str, line: str, error: bool) -> None:
   """Prints a line with its label, to the stream that it came from.
 
   If nobody reads it any more, the job is stopped as after the end of its terminal.
-  Where it can't be kept, as on a full disk, it is lost, and those that train go on.
+  Where it can't be kept, as on a full disk, or in a pipe that is full for a while, it
+  is lost, and those that train go on: the launcher looks after them.
   """
   stream = sys.stderr if error else sys.stdout
+  text = f"[{label}] {line}\n"
+  lost = _lost.get(error, 0)
+  if lost:
+    text = (
+      f"[launch] {lost} lines are lost that nobody has read in time\n{text}"
+    )
   try:
-    stream.write(f"[{label}] {line}\n")
-    stream.flush()
+    # What a pipe takes at once if it takes anything.
+    for start in range(0, len(text), _AT_ONCE):
+      if not _takes_more(stream, 0.0 if lost else _PATIENCE):
+        _lost[error] = lost + 1
+        return
+      stream.write(text[start : start + _AT_ONCE])
+      stream.flush()
+    _lost[error] = 0
   except BrokenPipeError:
     signal.raise_signal(signal.SIGHUP)
   except OSError:
     pass
+
+
+def _takes_more(stream: TextIO, seconds: float) -> bool:
+  """Whether a stream takes more text, now or within so many seconds."""
+  try:
+    number = stream.fileno()
+  except (OSError, ValueError):
+    return True  # It is one of Python's.
+  poll = select.poll()
+  poll.register(number, select.POLLOUT)
+  return bool(poll.poll(1000 * seconds))
 
 
 def _opened(path: str, flags: int) -> int:

@@ -1,6 +1,8 @@
 """`optax-dist launch`, with processes that need nothing but Python."""
 
+import array
 import ast
+import fcntl
 import os
 import pathlib
 import re
@@ -9,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 
 import left_over
@@ -415,6 +418,26 @@ def test_a_job_whose_output_nobody_reads_any_more_is_stopped_in_order(
   one.until("[replica 1] trains")
   one.process.stdout.close()
   one.process.wait(180.0)
+  assert sorted(os.listdir(tmp_path)) == ["left-0", "left-1"]
+
+
+def test_a_job_whose_output_nobody_reads_for_a_while_is_looked_after(
+  start, tmp_path
+):
+  """As in a pager, or in a terminal that is stopped by Ctrl-S."""
+  says = "while :; do echo it prints and prints and prints; done"
+  leaves = 'trap "touch $0/left-$OPTAX_DIST_REPLICA; exit" TERM'
+  script = ("--", "sh", "-c", f"{leaves}; {says}", str(tmp_path))
+  one = start("--replicas", "2", *_ELSEWHERE, *script)
+
+  def unread():
+    size = array.array("i", [0])
+    fcntl.ioctl(one.process.stdout, termios.FIONREAD, size)
+    return size[0]
+
+  waiting.until(lambda: unread() > 60_000, unread)  # It takes 64 KiB.
+  one.process.send_signal(signal.SIGTERM)
+  assert one.process.wait(180.0) == 143
   assert sorted(os.listdir(tmp_path)) == ["left-0", "left-1"]
 
 
