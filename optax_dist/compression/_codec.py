@@ -20,7 +20,7 @@ def within(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     x: floating-point numbers of any dtype, which the result has too.
     dtype: a floating-point dtype.
   """
-  most = jnp.asarray(jnp.finfo(dtype).max, x.dtype)
+  most = min(float(jnp.finfo(d).max) for d in (dtype, x.dtype))
   return jnp.where(jnp.isfinite(x), jnp.clip(x, -most, most), x)
 
 

@@ -212,6 +212,8 @@ def _as_float32(name: str, path: Any, leaf: Any) -> jax.Array:
       f" {update_leaves.name_of(path)} is {leaf.dtype}. Leave it out (None, or"
       " optax.partition)."
     )
+  if leaf.dtype == jnp.float64:
+    leaf = _codec.within(leaf, jnp.float32)
   return leaf.astype(jnp.float32)
 
 

@@ -83,7 +83,9 @@ def quantize(
     levels, scales = _codec.by_scale(rows, scales[:, None])
     levels *= most
     is_random = stochastic or bits == 1
-    noise = jax.random.uniform(key, rows.shape) if is_random else 0.5
+    noise = (
+      jax.random.uniform(key, rows.shape, rows.dtype) if is_random else 0.5
+    )
     if bits == 1:
       # The levels are -1 and 1: the probability of rounding up grows linearly
       # from one to the other. A zero must not drift if it is not fed back.

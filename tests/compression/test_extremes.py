@@ -71,6 +71,23 @@ def test_the_largest_numbers_stay_finite_in_this_update_and_the_next(name):
       assert np.all(np.isfinite(np.asarray(leaf, np.float32)))
 
 
+@each_method
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_float32_has_not_are_sent_as_its_largest(name):
+  method, most = METHODS[name], float(np.finfo(np.float32).max)
+  with jax.enable_x64(True):
+    rows = jnp.full((N, *SHAPE), 1e300, jnp.float64)
+    mean = jax.vmap(
+      lambda x: method.reduce(x, method.init(x), (maps.AXIS,))[0],
+      axis_name=maps.AXIS,
+    )(rows)
+    assert mean.dtype == jnp.float64
+    assert np.isfinite(mean).all()
+    assert np.max(mean) <= most * (1 + 1e-5)
+    if not name.startswith("sign"):
+      assert np.max(mean) >= most * (1 - 1e-5)
+
+
 @pytest.mark.parametrize(
   ("name", "bound"),
   [
