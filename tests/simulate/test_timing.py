@@ -324,18 +324,3 @@ def test_cancelled_computation_has_no_time_in_the_journal(tmp_path):
 def test_bad_argument_is_named(options, said):
   with pytest.raises(ValueError, match=said):
     _run(simulate.sync_replicas(1), "constant:1", 2, **options)
-
-
-@pytest.mark.parametrize(
-  ("make", "said"),
-  [
-    (lambda: simulate.sync_replicas(0), "`replicas_to_aggregate` must be"),
-    (
-      lambda: simulate.sync_replicas(1, max_staleness=-1),
-      "`max_staleness` must be",
-    ),
-  ],
-)
-def test_bad_number_of_a_strategy_is_named(make, said):
-  with pytest.raises(ValueError, match=said):
-    make()

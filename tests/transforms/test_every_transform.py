@@ -316,33 +316,6 @@ def test_arrived_goes_through_to_replicas_within_replicas():
   np.testing.assert_array_equal(updates[:, :, 0], [[-1, -1], [0, 0]])
 
 
-@pytest.mark.parametrize("bad", [None, 0.1, "sgd", optax.sgd])
-def test_inner_transformations_are_checked_by_every_transform(bad):
-  more = {"num_replicas": 2, "communication_period": 2}
-  makers = {
-    "inner": [
-      lambda: optax_dist.sync_replicas(bad, "data", replicas_to_aggregate=1),
-      lambda: optax_dist.elastic_average(bad, "data", rho=0.0),
-      lambda: optax_dist.sharded(bad, "data"),
-      lambda: optax_dist.diloco(bad, "data", **more),
-    ],
-    "outer": [
-      lambda: optax_dist.local_updates(optax.sgd(0.1), bad, "data", **more),
-      lambda: optax_dist.streaming_updates(
-        optax.sgd(0.1), bad, "data", fragments=1, **more
-      ),
-    ],
-    "tx": [
-      lambda: optax_dist.under_jit(bad, "data"),
-      lambda: optax_dist.per_replica(bad, "data"),
-    ],
-  }
-  for name, calls in makers.items():
-    for call in calls:
-      with pytest.raises(ValueError, match=f"`{name}` must be an optax"):
-        call()
-
-
 _WITH_CENTER = ["elastic_average", "local_updates", "streaming_updates"]
 
 
