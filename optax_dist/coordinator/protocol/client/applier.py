@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 
 from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.client.fingerprints import Fingerprints
 from optax_dist.coordinator.protocol.client.means import Means, SendMessage
 from optax_dist.coordinator.protocol.client.submissions import Submissions
 from optax_dist.coordinator.protocol.effects import Effect
@@ -45,8 +46,7 @@ class Applier:
     start: the start state that it is; None once it is a later one.
     means: the rounds in which it takes part.
     needs: whether it needs a snapshot, and why; "" if it doesn't.
-    void: the last step of which a fingerprint may be that of a state that was not the
-      run's, or is not any more.
+    fingerprints: those of its states.
   """
 
   def __init__(
@@ -70,9 +70,7 @@ class Applier:
       send: sends a message to the coordinator; returns whether it could.
     """
     self._submissions, self._out, self._send = submissions, out, send
-    self._fingerprint_every = fingerprint_every
-    # The last step of which one was taken.
-    self._fingerprinted = self.void = -1
+    self.fingerprints = Fingerprints(fingerprint_every)
     self.step = start.step
     self.belongs_to_run = False
     self.needs = ""
@@ -150,7 +148,8 @@ class Applier:
 
   def begin_anew(self) -> None:
     """What it has is not of this run, or not any more."""
-    self.belongs_to_run, self.void = False, self._fingerprinted
+    self.belongs_to_run = False
+    self.fingerprints.forget()
 
   def skip(self) -> None:
     """Handles a gap: there are commits that it will never know."""
@@ -238,9 +237,7 @@ class Applier:
     self.start = None
     self.step += 1
     self._out.append(fx.Publish(self.step, commit.save))
-    every = self._fingerprint_every
-    if every and self.step % every == 0:
-      self._fingerprinted = self.step
+    if self.fingerprints.is_due(self.step):
       self._out.append(fx.TakeFingerprint(self.step))
     self._arrived_at_step()
 

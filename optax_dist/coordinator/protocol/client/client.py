@@ -172,7 +172,7 @@ class Client:
         self._stop()
       case msg.SetHyperparams(values):
         self._request(self._requests.hyperparams(values), now)
-      case msg.Fingerprint(step) if step <= self.applier.void:
+      case msg.Fingerprint(step) if not self.applier.fingerprints.counts(step):
         pass
       case msg.Leave() | msg.Finish() | msg.Save() | msg.Fingerprint():
         # A process must be a member to leave: others may wait for it.
