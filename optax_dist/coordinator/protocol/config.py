@@ -24,6 +24,9 @@ from optax_dist.ledger import NOTHING_DONE, Progress, Spans, tree
 #: The mean of inline gradients, from their parts and bytes; pure.
 Average = Callable[[Sequence[Part], Sequence[bytes]], bytes]
 
+# Bytes of what all gradients of a step say of their data.
+_MOST_TEXT = 512 << 10
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -117,6 +120,11 @@ class Config:
       or rules.replicas_to_aggregate > rules.total_num_replicas
     )
 
+  def most_text(self, gradients: int) -> int:
+    """Bytes of what a submission may say of the data of so many gradients."""
+    k, n = self.rules.replicas_to_aggregate, self.rules.total_num_replicas
+    return 2 + min(gradients, k) * (most_text(k, n) + 1)
+
   def inline_size(self, data: Spans) -> int:
     """The bytes of an inline gradient on these samples; 0 if none is inline."""
     whole = self.rules.inline_bytes or 0
@@ -153,6 +161,14 @@ class Config:
     if data is not None:
       return LeaseManager(data, k, progress, rules.timeout)
     return Policy(sums=k > rules.total_num_replicas)
+
+
+def most_text(replicas_to_aggregate: int, total_num_replicas: int) -> int:
+  """Bytes of what one gradient may say of its data, as JSON.
+
+  What those of a step say is one record of the log, and one message.
+  """
+  return _MOST_TEXT // max(replicas_to_aggregate, total_num_replicas)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,8 +44,6 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 # Seconds in which replicas usually join.
 _JOINS_WITHIN = 6.0
-# Bytes of what the gradients of a step say of their data, as JSON.
-_MOST_TEXT = 512 << 10
 
 
 class Loop(Protocol):
@@ -392,9 +390,9 @@ class Participant:
 
   @property
   def most_text(self) -> int:
-    """Bytes of a submission's batches, as JSON: those of a step are one message."""
+    """See `config.most_text`."""
     numbers = self.strategy.quorum
-    return _MOST_TEXT // max(
+    return config.most_text(
       numbers.replicas_to_aggregate, numbers.total_num_replicas
     )
 

@@ -237,6 +237,18 @@ def test_a_gradient_on_samples_that_cant_be_costs_its_member_alone(kind):
     assert world.core.history.step == 1
 
 
+@pytest.mark.parametrize("count", [1, _LARGEST])
+def test_text_that_no_record_has_room_for_costs_its_member_alone(count):
+  world = World("inline")
+  for replica, peer in enumerate("ab"):
+    world.join(peer, world.hello(replica))
+  good = world.gradient("b")
+  world.say("b", codec.replace(good, count=count, batches="7" * (3 << 20)))
+  assert "b" in world.gone
+  world.take_step("a")
+  assert world.core.history.step == 1
+
+
 def test_a_claim_of_half_a_slot_does_not_split_the_slots_of_others():
   world = World("slots")
   world.job = codec.replace(

@@ -332,6 +332,10 @@ class Intake:
       return GradientCheck("a gradient for a future step", False)
     if message.data and self._config.job.data is None:
       return GradientCheck("a gradient on samples, and none are leased", False)
+    size, most = len(message.batches), self._config.most_text(message.count)
+    if size > most:
+      what = f"{size:,} bytes about its data, of {most:,} at most"
+      return GradientCheck(what, False)
     if self._config.wrong_inline:
       return GradientCheck(self._config.wrong_inline, False)
     return self._policy.check_gradient(state.member.incarnation, message)
