@@ -264,7 +264,7 @@ class Run:
         # The later one stays, or the two would replace each other indefinitely.
         self._out.send(peer, _taken(hello.replica))
         return
-      if rival.is_connected and rival.rival != peer:
+      if rival.is_connected and (rival.rival != peer or self._has_alone(rival)):
         # Most likely one of the two is dead, and this call may be that of the
         # dead one, which comes late. One that lives calls again.
         rival.rival = peer
@@ -275,6 +275,14 @@ class Run:
       state.until = self._now  # This connection is the next one.
       self._remove(state, "its process has called again")
     self._admit(peer, hello)
+
+  def _has_alone(self, state: MemberState) -> bool:
+    """Whether the state of steps that were committed would be lost with a member."""
+    step = self._steps.step
+    others = [s for s in self._members if s is not state]
+    return not self._history.has_no_commits and not any(
+      other.has(step) for other in others
+    )
 
   def _differs(self, peer: Process, hello: msg.Hello, why: str) -> None:
     """A replica has another job, and may be the one that is right."""
