@@ -61,10 +61,10 @@ def write(
     rest = out[leaf.begin : leaf.end]
     for start in range(0, flat.size, CHUNK):
       numbers = flat[start : start + CHUNK]
-      if isinstance(codec, wires.Plain):
+      if isinstance(codec, wires.Plain) and flat.dtype != codec.stored:
         # Checked as it is sent: some are rounded to infinity.
         with np.errstate(over="ignore"):
-          numbers = numbers.astype(codec.stored, copy=False)
+          numbers = numbers.astype(codec.stored)
       if not _are_within(numbers, codec, leaf.most):
         return None
       if not stays:

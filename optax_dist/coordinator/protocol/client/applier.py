@@ -237,7 +237,8 @@ class Applier:
     self.start = None
     self.step += 1
     self._out.append(fx.Publish(self.step, commit.save))
-    if self.fingerprints.is_due(self.step):
+    fingerprints = self.fingerprints
+    if fingerprints.every and fingerprints.is_due(self.step):
       self._out.append(fx.TakeFingerprint(self.step))
     self._arrived_at_step()
 

@@ -310,7 +310,9 @@ class Client:
       self._out.append(fx.Log(f"{peer} sent a forged message: {text}"))
       self._out.append(fx.Send((peer,), msg.Rejected(text)))
       return
-    self._connection.heard(type(message).__name__, now)
+    self._connection.last_message = now, type(message).__name__
+    # It may say that the answer to a call has to wait.
+    self._connection.answer_by = math.inf
     match message:
       case msg.Welcome():
         if self._connection.status == "called":

@@ -52,10 +52,6 @@ class CoordinatorConnection:
     self.status, self.call_at = "called", math.inf
     self.answer_by = now + self._limits.transfer
 
-  def heard(self, message: str, now: float) -> None:
-    """A message has come, which may say that the answer has to wait."""
-    self.last_message, self.answer_by = (now, message), math.inf
-
   def welcome(self) -> None:
     """It has admitted the replica, or said that the run is over."""
     self.status = "welcomed"

@@ -6,6 +6,9 @@ from __future__ import annotations
 class Fingerprints:
   """Fingerprints of the run's states; taking one lasts a while.
 
+  Attributes:
+    every: steps between two; 0 for none.
+
   Example:
     >>> prints = Fingerprints(every=10)
     >>> prints.is_due(9), prints.is_due(10), prints.counts(10)
@@ -16,19 +19,15 @@ class Fingerprints:
   """
 
   def __init__(self, every: int):
-    """Starts without any.
-
-    Args:
-      every: steps between two; 0 for none.
-    """
-    self._every = every
+    """Starts without any."""
+    self.every = every
     # The last step of which one was taken, and the last one that may be of a state
     # that was not the run's, or is not any more.
     self._last = self._void = -1
 
   def is_due(self, step: int) -> bool:
     """Whether to take one now; the state is that of a step."""
-    due = self._every > 0 and step % self._every == 0
+    due = step % self.every == 0
     if due:
       self._last = step
     return due
