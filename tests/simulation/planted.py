@@ -417,7 +417,7 @@ FAULTS = (
     "who calls last has the place, also if that call is late",
     f"{_COORDINATOR}.run",
     "Run._hello",
-    "rival.is_connected and rival.rival != peer",
+    "rival.rival != peer or self._has_alone(rival)",
     "False",
     Outage("comes back"),
     first=70,
