@@ -1424,7 +1424,8 @@ class Checker:
           excuse = excuse or "it has another job than the others"
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
-        if "don't agree" in reason and not self.most_of_one_job(self.world.now):
+        differ = "don't agree" in reason or "has called, but" in reason
+        if differ and not self.most_of_one_job(self.world.now):
           excuse = "no job is that of most"
         if not excuse:
           guarantee = "A22" if self.setting.bad else "A9"
