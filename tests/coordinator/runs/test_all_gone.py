@@ -120,5 +120,6 @@ def test_who_stands_still_with_the_only_state_is_waited_for(caplog):
   assert [result.error for result in results] == [None, None]
   assert "begins again" not in caplog.text
   jax.tree.map(np.testing.assert_array_equal, *[r.params for r in results])
-  accepted = [o.global_step for r in results for o in r.outcomes if o.accepted]
-  assert {*accepted} == {*range(1, 7)}
+  # A replica may be a step further by the time that it knows.
+  taken = [o.committed for r in results for o in r.outcomes if o.accepted]
+  assert {*taken} == {*range(1, 7)}
