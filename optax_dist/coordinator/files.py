@@ -11,10 +11,10 @@ import pathlib
 def check_regular(path: str | os.PathLike[str]) -> None:
   """Refuses a pipe or a device: opening one may wait for ever for its other end.
 
-  So it does a name that can't be told to other processes, in messages.
+  A name that can't be told to other processes in a message is refused, too.
 
   Raises:
-    OSError: it is one.
+    OSError: it is one of these.
   """
   path = pathlib.Path(path)
   try:

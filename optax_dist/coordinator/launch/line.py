@@ -87,13 +87,13 @@ class Line:
     ended: Iterable[str],
     given_up: str = "",
   ) -> None:
-    """Tells the coordinator whom nobody must wait for.
+    """Tells the coordinator who may come, and whom nobody must wait for.
 
     Args:
       coming: replicas that run, or will, and have never joined.
       never_joined: replicas that have ended, and never joined.
       ended: the last process of each replica that has joined and ended.
-      given_up: why some of the former do not start again; "" if they do.
+      given_up: why some that never joined do not start again; "" if they do.
     """
     host = codec.replace(
       self._host,

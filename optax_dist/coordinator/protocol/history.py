@@ -84,11 +84,6 @@ class History:
     whole = later and later[0].round.step == step
     return later if whole and step < self.step else None
 
-  @property
-  def replicas(self) -> set[ReplicaId]:
-    """The ids of the members."""
-    return {member.replica for member in self.members.values()}
-
   def lost(self) -> list[Departed]:
     """The replicas that may come back."""
     return [

@@ -181,9 +181,8 @@ def _coordinate(
   over = server.is_over
   server.close()
   if over and temporary:
-    with contextlib.suppress(
-      OSError, logs.LogError
-    ):  # Another may have it by now.
+    # Another one may have it by now.
+    with contextlib.suppress(OSError, logs.LogError):
       logs.forget(path)
 
 

@@ -406,14 +406,18 @@ def test_a_signal_ends_what_waits_for_its_coordinator(monkeypatch):
   assert _launch("--replicas", 1, _LIGHT, "nothing") == 143
 
 
+def _printing(what, folder):
+  """Two replicas that do this without end, and leave a file when they are told to."""
+  leaves = 'trap "touch $0/left-$OPTAX_DIST_REPLICA; exit" TERM'
+  script = f"{leaves}; while :; do {what}; done"
+  return "--replicas", "2", *_ELSEWHERE, "--", "sh", "-c", script, str(folder)
+
+
 def test_a_job_whose_output_nobody_reads_any_more_is_stopped_in_order(
   start, tmp_path
 ):
   """As at the end of a connection of ssh, or behind a pipe."""
-  says = "while :; do echo trains; sleep 0.1; done"
-  leaves = 'trap "touch $0/left-$OPTAX_DIST_REPLICA; exit" TERM'
-  script = ("--", "sh", "-c", f"{leaves}; {says}", str(tmp_path))
-  one = start("--replicas", "2", *_ELSEWHERE, *script)
+  one = start(*_printing("echo trains; sleep 0.1", tmp_path))
   one.until("[replica 0] trains")
   one.until("[replica 1] trains")
   one.process.stdout.close()
@@ -425,10 +429,7 @@ def test_a_job_whose_output_nobody_reads_for_a_while_is_looked_after(
   start, tmp_path
 ):
   """As in a pager, or in a terminal that is stopped by Ctrl-S."""
-  says = "while :; do echo it prints and prints and prints; done"
-  leaves = 'trap "touch $0/left-$OPTAX_DIST_REPLICA; exit" TERM'
-  script = ("--", "sh", "-c", f"{leaves}; {says}", str(tmp_path))
-  one = start("--replicas", "2", *_ELSEWHERE, *script)
+  one = start(*_printing("echo it prints and prints and prints", tmp_path))
 
   def unread():
     size = array.array("i", [0])

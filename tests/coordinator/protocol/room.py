@@ -441,3 +441,11 @@ class Room:
       self.tell(name, f"{arrow} {short(message)}")
     for peer in peers:
       self.queue.append((name, peer, message))
+
+
+def room_after(*commands: str) -> Room:
+  """A room in which these were executed."""
+  room = Room()
+  for command in commands:
+    room.execute(command)
+  return room

@@ -288,6 +288,16 @@ def test_a_share_too_small_to_weigh_is_refused():
   assert world.core.history.step == 1
 
 
+def first_calls(before, calls):
+  """Each of these calls as the first one, and why it is refused; None if it isn't."""
+  for message in filter(None, map(received, calls)):
+    world = copy.deepcopy(before)
+    world.join("b", message)
+    said = world.told[-1][1]
+    refused = isinstance(said, messages.Refused)
+    yield world, message, said.reason if refused else None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_that_makes_no_run_is_refused_by_name(kind):
   """Of the first process that calls, whose state would be that of all."""
@@ -295,14 +305,10 @@ def test_a_state_that_makes_no_run_is_refused_by_name(kind):
   good = before.hello(1)
   progress = ledger.Progress(8, ((2, 4),), ((5, 6),))
   start = codec.replace(good.start, progress=progress)
-  for other in odd(start):
-    message = received(codec.replace(good, start=other))
-    if message is None:
-      continue
-    world = copy.deepcopy(before)
-    world.join("b", message)
-    if isinstance(world.told[-1][1], messages.Refused):
-      assert "The state of replica 1 makes no run: " in world.told[-1][1].reason
+  calls = [codec.replace(good, start=other) for other in odd(start)]
+  for world, _, refusal in first_calls(before, calls):
+    if refusal is not None:
+      assert "The state of replica 1 makes no run: " in refusal
       refused += 1
     world.join("a", world.hello(0))
     if kind not in ("slots", "fragments"):
@@ -316,14 +322,10 @@ def test_a_job_that_makes_no_run_is_refused_by_name(kind):
   """Of the first process that calls, whose job would be that of all."""
   before, refused = World(kind), 0
   good = before.hello(1)
-  for job in odd(before.job):
-    message = received(codec.replace(good, job=job))
-    if message is None:
-      continue
-    world = copy.deepcopy(before)
-    world.join("b", message)
-    if isinstance(world.told[-1][1], messages.Refused):
-      assert "The job of replica 1 makes no run: " in world.told[-1][1].reason
+  calls = [codec.replace(good, job=job) for job in odd(before.job)]
+  for world, message, refusal in first_calls(before, calls):
+    if refusal is not None:
+      assert "The job of replica 1 makes no run: " in refusal
       refused += 1
       world.join("a", world.hello(0))
       assert world.incarnations["a"] == 0

@@ -1,17 +1,18 @@
 """What a replica keeps of a run that goes on without it."""
 
 from optax_dist.coordinator.protocol import inputs as ins
-from tests.coordinator.protocol.room import Room
+from tests.coordinator.protocol.room import room_after
 
 
 def test_steps_that_the_next_snapshot_has_are_not_kept():
   """A replica that can't be sent one would have a mean of each."""
-  room = Room()
-  room.execute("run needed=1 replicas=2 inline_bytes=8 lower_on_loss=yes")
-  room.execute("start a")
-  room.execute("submit a")
-  room.execute("bring another 0")
-  room.execute("start b")
+  room = room_after(
+    "run needed=1 replicas=2 inline_bytes=8 lower_on_loss=yes",
+    "start a",
+    "submit a",
+    "bring another 0",
+    "start b",
+  )
   for _ in range(50):
     room.execute("submit a")
     failed = ins.SnapshotFailed(room.fetches["b"], "not a byte came")

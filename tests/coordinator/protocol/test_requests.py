@@ -1,19 +1,12 @@
 """What a replica requests is done once, whatever it hears of it."""
 
 from optax_dist.coordinator.protocol.history import RECENT
-from tests.coordinator.protocol.room import Room
-
-
-def _room(*commands):
-  room = Room()
-  for command in commands:
-    room.execute(command)
-  return room
+from tests.coordinator.protocol.room import room_after
 
 
 def test_what_was_set_while_a_replica_was_away_is_not_set_again():
   """Not even with its next request: another replica may have set it since."""
-  room = _room(
+  room = room_after(
     "run needed=1 replicas=2 inline_bytes=8 lower_on_loss=yes",
     "start a b",
     "submit a",
@@ -32,7 +25,7 @@ def test_what_was_set_while_a_replica_was_away_is_not_set_again():
 
 
 def test_what_is_not_set_yet_is_set_with_the_next_request():
-  room = _room(
+  room = room_after(
     "run needed=1 replicas=2 inline_bytes=8", "start a b", "set b rate 0.1"
   )
   told = room.execute("set b momentum 0.9")[0]

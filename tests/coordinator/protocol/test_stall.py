@@ -1,18 +1,11 @@
 """Whatever arrives, a run that takes no step for `timeout` ends."""
 
-from tests.coordinator.protocol.room import Room
-
-
-def _room(*commands):
-  room = Room()
-  for command in commands:
-    room.execute(command)
-  return room
+from tests.coordinator.protocol.room import room_after
 
 
 def test_a_round_that_fails_again_and_again_ends_the_run():
   """Though the one whose gradient is dropped each time computes another one."""
-  room = _room(
+  room = room_after(
     "run needed=1 replicas=2 max_staleness=3",
     "start a b",
     "submit b",
@@ -29,7 +22,7 @@ def test_a_round_that_fails_again_and_again_ends_the_run():
 
 def test_a_gradient_that_had_to_wait_and_was_dropped_is_no_wait():
   """As during an evaluation of all replicas."""
-  room = _room(
+  room = room_after(
     "run needed=1 replicas=2 inline_bytes=8",
     "start a b",
     "submit a",

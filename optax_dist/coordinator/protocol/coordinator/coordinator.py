@@ -118,11 +118,12 @@ class Coordinator:
     """Refuses a job or a state that makes no run; those of others go on."""
     what = "job"
     try:
+      config = self._configure(hello.job)
       if hello.job != self.history.job:
-        self._configure(hello.job).check()
+        config.check()
       what = "state"
       hello.start.progress.check(hello.job.data)
-      self._configure(hello.job).quorum_state(hello.start.step)
+      config.quorum_state(hello.start.step)
     except ValueError as error:
       text = f"The {what} of replica {hello.replica!r} makes no run: {error}."
       self._out.add(fx.Log(text))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from typing import Literal
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.coordinator.hosts import Hosts
 from optax_dist.coordinator.protocol.coordinator.members import Members
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.coordinator.snapshots import Snapshots
 from optax_dist.coordinator.protocol.coordinator.steps.steps import Steps
-from optax_dist.coordinator.protocol.entries import Ended, Process, ReplicaId
+from optax_dist.coordinator.protocol.entries import Ended, Process
 from optax_dist.coordinator.protocol.history import History
 
 
@@ -30,6 +31,7 @@ class Ending:
     self,
     config: Config,
     history: History,
+    hosts: Hosts,
     members: Members,
     steps: Steps,
     snapshots: Snapshots,
@@ -40,6 +42,7 @@ class Ending:
     Args:
       config: the run's.
       history: what the log says.
+      hosts: the launchers, which know who may come.
       members: the members.
       steps: the steps of the run.
       snapshots: asks members for their states.
@@ -51,7 +54,8 @@ class Ending:
     self._limits = config.deadlines
     # Since when no replica is there.
     self._empty_since = math.inf
-    self._history, self._members, self._out = history, members, out
+    self._history, self._hosts = history, hosts
+    self._members, self._out = members, out
     self._steps, self._snapshots = steps, snapshots
 
   @property
@@ -73,21 +77,17 @@ class Ending:
       self._steps.ruling.apply(quorum.Finish())
       self._steps.end()
 
-  def check_empty(self, coming: Collection[ReplicaId], now: float) -> None:
+  def check_empty(self, now: float) -> None:
     """Ends a run that all have left: no replica has the state any more.
 
     Unless some may come: any that were lost, or those that have been started, if they
     join in time.
-
-    Args:
-      coming: the latter.
-      now: the time.
     """
     if self._members or not self._history.departed or self._history.lost():
       self._empty_since = math.inf
       return
     self._empty_since = min(self._empty_since, now)
-    reason = "all replicas have left"
+    reason, coming = "all replicas have left", self._hosts.coming(self._history)
     if not coming:
       self.record(reason)
     elif now >= self._empty_since + self._limits.timeout:
@@ -109,7 +109,9 @@ class Ending:
     if not late or now >= self.since + self._limits.transfer:
       self.record(self._reason)
 
-  def record(self, reason: str, error: str = "") -> None:
+  def record(
+    self, reason: str, error: Literal["", "CoordinatorError", "Diverged"] = ""
+  ) -> None:
     """Ends the run now, unless it has ended.
 
     Args:

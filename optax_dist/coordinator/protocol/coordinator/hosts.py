@@ -16,6 +16,7 @@ from typing import NamedTuple
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import Ended, Process, ReplicaId
+from optax_dist.coordinator.protocol.history import History
 
 
 class Absent(NamedTuple):
@@ -59,11 +60,12 @@ class Hosts:
     # Who knows that the run has ended.
     self._know_the_end: set[Process] = set()
 
-  @property
-  def coming(self) -> set[ReplicaId]:
-    """The replicas that launchers have started, and which may have joined since."""
+  def coming(self, history: History) -> set[ReplicaId]:
+    """The replicas that launchers have started, and that have not joined yet."""
+    joined = {member.replica for member in history.members.values()}
     hosts = self._here.values()
-    return {replica for _, host in hosts for replica in host.coming}
+    coming = {replica for _, host in hosts for replica in host.coming}
+    return coming - joined - history.departed.keys()
 
   @property
   def launchers(self) -> set[Process]:

@@ -94,7 +94,8 @@ class Run:
     self._steps = Steps(config, history, self._members, out)
     self._snapshots = Snapshots(history.epoch, history.step, self._members, out)
     self._ending = Ending(
-      config, history, self._members, self._steps, self._snapshots, out
+      *(config, history, hosts, self._members, self._steps),
+      *(self._snapshots, out),
     )
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
@@ -473,18 +474,13 @@ class Run:
       waits = bool(late) or last
       if not waits or self._now >= since + self._config.deadlines.transfer:
         self._remove(state, "left", left=True)
-    self._ending.check_empty(self._coming, self._now)
+    self._ending.check_empty(self._now)
 
   @property
   def _some_may_come(self) -> bool:
     """Whether replicas may come that are no members: back, or for the first time."""
-    return bool(self._history.lost() or self._coming)
-
-  @property
-  def _coming(self) -> set[ReplicaId]:
-    """Replicas that launchers have started, and that have not joined yet."""
     history = self._history
-    return self._hosts.coming - history.departed.keys() - history.replicas
+    return bool(history.lost() or self._hosts.coming(history))
 
   # States.
 

@@ -55,15 +55,20 @@ def both_wait(*some):
   return list(result.values())
 
 
+def both_met(address, losses):
+  """Both processes; what the first one loses is added to the losses."""
+  first, second = begin(address, 0, losses), begin(address, 1)
+  assert both_wait(first, second) == [PLACE, PLACE]
+  return first, second
+
+
 def test_a_lost_process_ends_the_others_and_one_that_joins_does_not(server):
   address, restart = server
   losses = []
-  first, second = begin(address, 0, losses), begin(address, 1)
-  assert both_wait(first, second) == [PLACE, PLACE]
+  first, second = both_met(address, losses)
   second.close()
   first.close()
-  first, second = begin(address, 0, losses), begin(address, 1)
-  assert both_wait(first, second) == [PLACE, PLACE]
+  first, second = both_met(address, losses)
   assert not losses
   # The next coordinator watches them, too.
   restart()
@@ -78,8 +83,7 @@ def test_a_program_that_ends_without_joining_ends_the_others(server):
   """Though its process may live on: JAX has it wait for theirs."""
   address, _ = server
   losses = []
-  first, second = begin(address, 0, losses), begin(address, 1)
-  assert both_wait(first, second) == [PLACE, PLACE]
+  first, second = both_met(address, losses)
   second._end()
   until(lambda: losses, lambda: "nothing is said", 60.0)
   why = "its process 1 is lost (ended: it has not joined the run)"

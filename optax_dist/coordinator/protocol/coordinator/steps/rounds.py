@@ -312,10 +312,9 @@ class Rounds:
       return math.inf
     if current.id.early:
       return current.began + self._limits.round
-    witness = self._members.get(
-      -1 if current.message.witness is None else current.message.witness
-    )
-    if witness is None or not witness.needs:
+    witness = current.message.witness
+    state = None if witness is None else self._members.get(witness)
+    if state is None or not state.needs:
       return math.inf
     # Long before the run ends, of which the newcomer is no part yet.
     return current.began + self._limits.timeout / 2
