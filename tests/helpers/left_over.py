@@ -1,5 +1,6 @@
-"""Processes that should have ended, as the system sees them (Linux)."""
+"""Processes, and what is left of them, as the system sees them (Linux)."""
 
+import contextlib
 import os
 import pathlib
 
@@ -18,15 +19,26 @@ def wait_for_end(*pids):
   waiting.until(lambda: not left(), left)
 
 
+def started_by(parent):
+  """The command lines of the processes that one has started, by number.
+
+  One that ends while it is looked at is left out.
+  """
+  result = {}
+  for pid, fields in _every().items():
+    if int(fields[1]) == parent:
+      with contextlib.suppress(OSError):
+        result[pid] = pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+  return result
+
+
 def groups(pid):
   """The process groups of all that stems from a process, its own left out."""
-  every = {
-    int(name): _fields(name) for name in os.listdir("/proc") if name.isdecimal()
-  }
+  every = _every()
   result, parents = set(), {pid}
   for _ in range(4):
     for one, fields in every.items():
-      if fields is not None and int(fields[1]) in parents:
+      if int(fields[1]) in parents:
         parents.add(one)
         result.add(int(fields[2]))
   return result
@@ -34,11 +46,17 @@ def groups(pid):
 
 def has_group(group):
   """Whether any process of the group is left, other than ones to be waited for."""
-  every = [_fields(name) for name in os.listdir("/proc") if name.isdecimal()]
   return any(
-    fields is not None and int(fields[2]) == group and fields[0] != "Z"
-    for fields in every
+    int(fields[2]) == group and fields[0] != "Z" for fields in _every().values()
   )
+
+
+def _every():
+  """What `_fields` says of every process, by number."""
+  every = {
+    int(name): _fields(name) for name in os.listdir("/proc") if name.isdecimal()
+  }
+  return {pid: fields for pid, fields in every.items() if fields is not None}
 
 
 def _fields(pid):
