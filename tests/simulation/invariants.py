@@ -1029,8 +1029,13 @@ class Checker:
     )
 
   def may_be_given_up(self, p: int, by: collections.Counter[int]) -> bool:
-    """Whether a sample may be given up for gradients of these replicas."""
+    """Whether a sample may be given up for gradients of these replicas.
+
+    Three replicas are believed whoever they are: nothing tells three bad
+    replicas from a bad sample before a good replica has tried it.
+    """
     is_bad = by.keys() <= self.bad and self.good() and p not in self.unopposed
+    is_bad = is_bad and len(by) < _STRIKES
     return by.total() >= _STRIKES and not is_bad
 
   def good(self) -> list[str]:
