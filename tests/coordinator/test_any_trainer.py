@@ -193,7 +193,7 @@ def together(target, n):
 
 
 @jit
-def test_gradients_on_other_parameters_are_not_sent(run, jit, monkeypatch):
+def test_gradients_on_differing_parameters_are_not_sent(run, jit, monkeypatch):
   sent, step = [], Replica.step
 
   def spied(self, grads):
@@ -257,7 +257,7 @@ def test_a_replica_that_missed_steps_is_exact_after_its_next_call(run):
 
 
 @jit
-def test_a_restored_checkpoint_sends_nothing_before_it_has_caught_up(run, jit):
+def test_restored_trainer_sends_nothing_before_it_has_caught_up(run, jit):
   k_of_n = run(optax.adam(0.1))
   trainer = Trainer(k_of_n.tx, jit)
   for batch in range(4):
@@ -305,7 +305,7 @@ def test_a_trainers_checkpoint_is_enough_to_resume(run):
 
 
 @jit
-def test_whatever_discards_updates_is_refused(run, jit):
+def test_wrapper_that_discards_updates_is_refused(run, jit):
   k_of_n = run(optax.sgd(0.1))
   trainer = Trainer(optax.MultiSteps(k_of_n.tx, 4), jit)
   with pytest.raises(
@@ -348,7 +348,7 @@ def test_an_optimizer_may_treat_parameters_differently_by_name(run, jit):
 
 
 @pytest.mark.parametrize("around", ["partition", "masked", "named_chain"])
-def test_some_of_the_parameters_are_refused(run, around):
+def test_wrapper_of_some_parameters_is_refused(run, around):
   """The others would differ between replicas, without a word."""
   tx = run(optax.sgd(0.1)).tx
   if around == "partition":
@@ -419,14 +419,14 @@ def test_averages_of_parameters_are_in_the_trainers_state(run, jit):
     run(optax.sgd(0.1), variable_averages=True)
 
 
-def test_what_scales_updates_after_it_is_refused(run):
+def test_scaling_after_the_coordinated_optimizer_is_refused(run):
   k_of_n = run(optax.sgd(0.1))
   trainer = Trainer(optax.chain(k_of_n.tx, optax.scale(0.5)))
   with pytest.raises(ValueError, match="Make it the last one of the chain"):
     trainer.train(k_of_n.until_finished(numbers(100)))
 
 
-def test_what_is_before_it_in_a_chain_changes_the_replicas_gradient(run):
+def test_transforms_before_it_in_a_chain_change_the_gradient(run):
   k_of_n = run(optax.sgd(1.0), total_steps=1)
   clip = optax.clip_by_global_norm(1e-3)
   trainer = Trainer(optax.chain(clip, k_of_n.tx))
@@ -476,7 +476,7 @@ def test_errors_of_joining_leave_the_trainers_state_alone(run):
   assert bits((trainer.params, trainer.opt_state.inner)) == kept
 
 
-def test_errors_are_not_lost_without_until_finished(run, monkeypatch):
+def test_errors_are_raised_without_until_finished(run, monkeypatch):
   k_of_n = run(optax.sgd(0.1))
   trainer = Trainer(k_of_n.tx)
   trainer.step(0)
@@ -485,7 +485,7 @@ def test_errors_are_not_lost_without_until_finished(run, monkeypatch):
     trainer.step(1)
 
 
-def test_without_more_batches_the_replica_leaves(run, caplog):
+def test_replica_leaves_once_it_has_no_more_batches(run, caplog):
   k_of_n = run(optax.sgd(0.1))
   trainer = Trainer(k_of_n.tx)
   trainer.train(k_of_n.until_finished(numbers(3)))
@@ -494,7 +494,7 @@ def test_without_more_batches_the_replica_leaves(run, caplog):
   assert re.search(r"no more batches at step 3 of \d+, so this", caplog.text)
 
 
-def test_each_number_of_the_state_has_a_buffer(run):
+def test_numbers_of_the_state_share_no_buffer(run):
   state = run(optax.sgd(0.1)).tx.init(initial())
   pointers = [x.unsafe_buffer_pointer() for x in state[:4]]
   assert len(set(pointers)) == 4
@@ -513,7 +513,7 @@ def test_each_number_of_the_state_has_a_buffer(run):
   ],
   ids=["elastic", "local", "diloco", "data", "stale", "step", "sigterm"],
 )
-def test_what_a_trainers_loop_can_not_do_is_refused_by_name(options, named):
+def test_calls_that_a_trainer_cannot_make_are_refused_by_name(options, named):
   with pytest.raises(ValueError, match=named) as raised:
     coordinator.as_optimizer(optax.sgd(0.1), total_steps=1, **options)
   assert "coordinator.join and Replica.step" in str(raised.value)
@@ -532,7 +532,7 @@ def test_the_update_needs_parameters(run):
 
 
 @dtypes
-def test_each_step_is_reachable_by_an_addition(dtype):
+def test_every_step_can_be_expressed_as_an_addition(dtype):
   rng = np.random.default_rng(0)
   # Parameters of all sizes, many of which change their sign.
   size = 10.0 ** rng.uniform(-6, 0, 100_000)

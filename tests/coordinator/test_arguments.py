@@ -39,7 +39,7 @@ def test_join_refuses_a_wrong_argument_by_name(name, value):
 
 @pytest.mark.parametrize("value", WRONG)
 @pytest.mark.parametrize("name", NAMES)
-def test_as_optimizer_refuses_it_before_the_first_update(name, value):
+def test_as_optimizer_refuses_a_wrong_argument_by_name(name, value):
   with pytest.raises((TypeError, ValueError), match=rf"(?i)\b{name}\b"):
     coordinator.as_optimizer(optax.sgd(0.1), total_steps=3, **{name: value})
 
@@ -68,7 +68,7 @@ def test_as_optimizer_refuses_it_before_the_first_update(name, value):
     ("inline_bytes", 2**64),
   ],
 )
-def test_what_looks_right_is_refused_too(name, value):
+def test_join_refuses_plausible_but_invalid_values(name, value):
   with pytest.raises((TypeError, ValueError), match=rf"(?i)\b{name}\b"):
     join(**{name: value})
 
@@ -80,7 +80,9 @@ def test_run_embedded_needs_a_function(value):
 
 
 @pytest.mark.parametrize("value", [29300, None, b"x", "", 1.5, object()])
-def test_calls_on_checkpoints_and_replicas_refuse_it_too(value, tmp_path):
+def test_checkpoint_and_replica_calls_refuse_a_wrong_argument_by_name(
+  value, tmp_path
+):
   def train(replica):
     outcome = replica.step(jnp.ones(2))
     like = {"params": jnp.zeros(2), "opt_state": ()}
@@ -115,7 +117,7 @@ def test_calls_on_checkpoints_and_replicas_refuse_it_too(value, tmp_path):
   coordinator.run_embedded(train, 1, optax.sgd(0.1), jnp.zeros(2))
 
 
-def test_a_state_without_numbers_may_have_any_containers():
+def test_empty_optimizer_state_may_have_any_containers():
   """So do those that a library has restored without knowing the optimizer."""
   for opt_state in ([], {}, ()):
     (params,) = coordinator.run_embedded(

@@ -21,7 +21,7 @@ from optax_dist.coordinator import checkpoint, phases
 from optax_dist.coordinator.runtime import processes
 
 
-def test_a_run_goes_on_from_a_checkpoint_with_other_replicas(tmp_path):
+def test_run_continues_from_a_checkpoint_with_other_replicas(tmp_path):
   whole = tmp_path / "whole.jsonl"
   rest = tmp_path / "rest.jsonl"
   entered = []
@@ -64,7 +64,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_other_replicas(tmp_path):
   assert commits == [step, step + 1, step + 2]
 
 
-def test_checkpoints_are_private_and_replace_no_other(tmp_path):
+def test_checkpoints_are_private_and_never_overwritten(tmp_path):
   path = tmp_path / "saved"
 
   def train(replica, result):
@@ -183,7 +183,7 @@ def test_a_full_disk_is_an_error_that_names_the_checkpoint(tmp_path, at):
   assert checkpoint.latest(tmp_path).name == "step-00000001"
 
 
-def test_all_processes_of_a_replica_learn_that_another_was_faster(
+def test_all_processes_of_a_replica_see_that_a_checkpoint_exists(
   tmp_path, monkeypatch
 ):
   def progress_at(index):
@@ -236,9 +236,7 @@ def test_a_job_saves_and_resumes_by_one_call_each(tmp_path):
   assert again.error is None
 
 
-def test_the_step_that_took_the_gradient_decides_whether_to_save(
-  tmp_path, monkeypatch
-):
+def test_committed_step_decides_whether_to_save(tmp_path, monkeypatch):
   """The parameters may be newer: others' steps are applied before it wakes up."""
   monkeypatch.setattr(checkpoint, "_save", lambda path, replica, **line: None)
   replica = types.SimpleNamespace(
@@ -257,7 +255,7 @@ def test_the_step_that_took_the_gradient_decides_whether_to_save(
   assert due(100, step=100, members=(1, 0)) is None
 
 
-def test_without_steps_between_checkpoints_only_those_asked_for_are_saved(
+def test_only_requested_checkpoints_are_saved_if_every_is_0(
   tmp_path,
 ):
   def train(replica, result):

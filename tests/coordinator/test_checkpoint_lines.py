@@ -53,7 +53,7 @@ def _names(folder):
   return sorted(p.name for p in folder.iterdir())
 
 
-def test_a_run_that_goes_back_is_what_is_on_disk(tmp_path, caplog):
+def test_run_from_an_earlier_checkpoint_replaces_later_ones(tmp_path, caplog):
   [(_, first)] = _train(tmp_path, 60)
   assert _found(tmp_path) == (60, -60.0)
   start = _restored(tmp_path / "step-00000030")
@@ -73,9 +73,7 @@ def test_a_run_that_goes_back_is_what_is_on_disk(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "link of a parent"])
-def test_what_is_no_folder_is_an_error_and_no_folder_without_checkpoints(
-  tmp_path, kind
-):
+def test_file_or_broken_link_in_place_of_a_folder_is_an_error(tmp_path, kind):
   """A link to a file system that is not mounted: what it holds is not there now."""
   there = tmp_path / "there"
   if kind == "file":
@@ -93,9 +91,7 @@ def test_what_is_no_folder_is_an_error_and_no_folder_without_checkpoints(
     _train(folder, 20)
 
 
-def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(
-  tmp_path, monkeypatch
-):
+def test_unreadable_checkpoint_is_not_skipped(tmp_path, monkeypatch):
   """Otherwise a job of another user's folder would begin anew."""
   _train(tmp_path, 20)
   read = pathlib.Path.read_bytes
@@ -110,13 +106,13 @@ def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(
     _found(tmp_path)
 
 
-def test_a_shorter_branch_replaces_the_longer_one_that_was_left(tmp_path):
+def test_shorter_branch_replaces_the_longer_one(tmp_path):
   _train(tmp_path, 60)
   _train(tmp_path, 40, rate=0.5, start=_restored(tmp_path / "step-00000030"))
   assert _found(tmp_path) == (40, -35.0)
 
 
-def test_a_third_branch_from_the_same_checkpoint_is_another_one(tmp_path):
+def test_each_branch_from_a_checkpoint_replaces_the_one_before(tmp_path):
   _train(tmp_path, 30)
   for rate in (0.5, 0.25):
     _train(tmp_path, 40, rate=rate, start=_restored(tmp_path / "step-00000030"))
@@ -134,7 +130,7 @@ def test_a_fresh_run_saves_its_own_checkpoints(tmp_path):
   assert _found(tmp_path) == (20, -10.0)
 
 
-def test_a_line_goes_on_over_several_runs_and_numbers_of_replicas(tmp_path):
+def test_checkpoints_continue_over_runs_of_different_sizes(tmp_path):
   start = None
   for run, replicas in enumerate((1, 2, 1), start=1):
     results = _train(tmp_path, 20 * run, start=start, replicas=replicas)
@@ -144,7 +140,7 @@ def test_a_line_goes_on_over_several_runs_and_numbers_of_replicas(tmp_path):
   assert [step for _, step in start["lineage"]] == [20, 40, 60]
 
 
-def test_a_replica_that_joins_late_knows_the_line():
+def test_late_replica_knows_the_lineage():
   """It comes without a checkpoint, and may be the one that saves."""
   lineage = (("an earlier run", 7),)
   world, results = endpoint.World(), [runs.Result(), runs.Result()]
@@ -168,7 +164,7 @@ def test_a_replica_that_joins_late_knows_the_line():
   assert seen[0][1] == lineage
 
 
-def test_two_runs_that_save_to_one_folder_are_told(tmp_path):
+def test_second_run_that_saves_to_a_folder_ends_the_first(tmp_path):
   """The second has moved those of the first away, which then ends."""
   may_go_on = threading.Event()
 
@@ -238,7 +234,7 @@ coordinator.run_embedded(train, 1, optax.sgd(1.0), np.zeros(3, np.float32))
 """
 
 
-def test_what_a_killed_save_left_is_removed_but_not_what_is_being_written(
+def test_leftovers_of_a_killed_save_are_removed(
   tmp_path,
 ):
   # From before there were locks, or of a writer killed at its very beginning.
@@ -293,7 +289,7 @@ def test_only_complete_checkpoints_are_the_latest(tmp_path):
   assert checkpoint.latest(tmp_path / "nowhere") is None
 
 
-def test_the_latest_is_of_the_run_that_saved_last(tmp_path):
+def test_latest_checkpoint_is_of_the_run_that_saved_last(tmp_path):
   """Also where each was saved by hand."""
 
   def train(steps):
@@ -339,7 +335,7 @@ def saved_with_leases(tmp_path_factory):
     ("[]", "object"),
   ],
 )
-def test_progress_that_no_run_has_come_to_is_refused(
+def test_impossible_progress_is_refused(
   tmp_path, saved_with_leases, text, wrong
 ):
   path = tmp_path / "step-2"
@@ -402,7 +398,7 @@ def test_a_checkpoint_is_not_continued_on_other_samples(saved_with_leases):
     assert len(still_open) == 8
 
 
-def test_a_lineage_that_is_none_is_refused():
+def test_malformed_lineage_is_refused():
   for lineage in ("a run", [("a run",)], [("a run", -1)]):
     with pytest.raises(ValueError, match="lineage must be"):
       coordinator.run_embedded(

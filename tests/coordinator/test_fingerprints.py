@@ -13,7 +13,7 @@ from optax_dist.coordinator import fingerprint
 _TREE = {"a": np.arange(6, dtype=np.float32), "b": np.float32(2)}
 
 
-def test_it_does_not_depend_on_where_the_arrays_are():
+def test_fingerprint_does_not_depend_on_placement():
   expected = fingerprint(_TREE)
   assert len(expected) == 16
   assert fingerprint(jax.tree.map(jnp.asarray, _TREE)) == expected
@@ -37,7 +37,7 @@ def test_it_does_not_depend_on_where_the_arrays_are():
   ],
   ids=["order", "shape", "dtype", "last bits", "leaves", "fewer"],
 )
-def test_it_differs_if_anything_does(other):
+def test_fingerprint_differs_if_any_part_differs(other):
   assert fingerprint(other) != fingerprint(_TREE)
 
 

@@ -65,7 +65,7 @@ def test_a_coordinator_that_join_starts_has_the_same_certificates(
   started.stop()
 
 
-def test_on_loopback_no_secret_is_needed_also_if_bind_says_so(
+def test_no_secret_is_needed_on_loopback(
   coordinators,
 ):
   with coordinator.join(
@@ -234,7 +234,7 @@ def test_invalid_options_are_refused_by_name(argument, error, said):
 
 
 @pytest.mark.parametrize("wrong", [optax.sgd, None, "adam", 0.7])
-def test_what_is_no_optimizer_is_refused_by_name(wrong):
+def test_anything_but_an_optimizer_is_refused_by_name(wrong):
   said = "must be an optax.GradientTransformation"
   run = lambda opt, **options: coordinator.run_embedded(
     lambda replica: None, 1, opt, jnp.zeros(2), **options
@@ -300,7 +300,7 @@ _NOBODY = re.compile(
 )
 
 
-def test_a_silent_stranger_at_the_coordinators_address_is_named_at_the_timeout():
+def test_silent_stranger_at_the_coordinators_address_is_named():
   with socket.create_server(("127.0.0.1", 0)) as stranger:
     address = f"127.0.0.1:{stranger.getsockname()[1]}"
     with pytest.raises(coordinator.CoordinatorError) as caught:
@@ -350,7 +350,7 @@ def test_a_coordinator_whose_name_is_unknown_is_named_at_the_timeout(
   assert "advertise" not in said
 
 
-def test_a_name_that_is_known_a_little_later_is_waited_for(monkeypatch):
+def test_join_waits_for_a_host_name_to_become_known(monkeypatch):
   """As that of a pod, whose coordinator starts as early as its replicas."""
   known, looks = socket.getaddrinfo, []
 
@@ -373,7 +373,7 @@ def test_a_name_that_is_known_a_little_later_is_waited_for(monkeypatch):
       assert replica.global_step == 0
 
 
-def test_replicas_that_can_not_be_reached_are_not_called_absent(monkeypatch):
+def test_unreachable_replicas_are_not_called_absent(monkeypatch):
   """They have told each other an address at which nobody listens."""
   monkeypatch.setattr(addresses, "has_unix", lambda: False)
   (nobody,) = addresses.free_ports()
@@ -408,7 +408,7 @@ def test_replicas_that_can_not_be_reached_are_not_called_absent(monkeypatch):
   assert f"{at}: Connection refused" in said
 
 
-def test_waiting_for_a_coordinator_is_warned_of(caplog):
+def test_waiting_for_a_coordinator_is_logged(caplog):
   """It comes once that is done, however long it takes."""
   (port,) = addresses.free_ports()
   address = f"127.0.0.1:{port}"
@@ -556,7 +556,7 @@ def test_an_early_end_waits_for_all_embedded_replicas(
   assert any(accepted)
 
 
-def test_without_a_limit_a_gradient_counts_however_old_it_is():
+def test_gradients_of_any_age_count_without_a_staleness_limit():
   """As in TensorFlow's asynchronous jobs, and as None says of the transform."""
   ahead = threading.Event()
 

@@ -49,7 +49,7 @@ def path(tmp_path):
   return tmp_path / "run.jsonl"
 
 
-def test_what_is_written_is_read(path, monkeypatch):
+def test_written_records_are_read_back(path, monkeypatch):
   clock = Clock()
   monkeypatch.setattr(time, "time", Clock(5.0))
   with journal.Journal(path, clock=clock) as writer:
@@ -106,7 +106,7 @@ def test_a_bad_record_is_not_written(path, kind, fields, said):
   assert path.read_bytes() == b""
 
 
-def test_numpy_values_are_plain_ones(path):
+def test_numpy_values_become_plain_numbers(path):
   with journal.Journal(path) as writer:
     writer.write(
       "join", replica=np.int64(3), step=np.int32(1), keys=np.arange(2)
@@ -169,7 +169,7 @@ def test_a_bad_line_is_named_and_the_rest_is_kept(path, line, said):
 
 
 @given(st.lists(st.binary(max_size=30), max_size=5), st.integers(0, 5))
-def test_any_garbage_is_survived(tmp_path_factory, garbage, at):
+def test_reader_survives_any_garbage(tmp_path_factory, garbage, at):
   path = tmp_path_factory.mktemp("garbage") / "run.jsonl"
   good = [json.dumps(_RUN).encode()] + [json.dumps(_GOOD).encode()] * 5
   lines = [*good[: at + 1], *garbage, *good[at + 1 :]]

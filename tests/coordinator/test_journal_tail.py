@@ -27,7 +27,7 @@ def test_lines_come_once_they_are_whole(tmp_path):
   assert [r["kind"] for r in tail.read()] == ["run"]
 
 
-def test_the_journal_of_a_job_that_was_started_anew_is_read_from_its_start(
+def test_journal_of_a_restarted_job_is_read_from_its_start(
   tmp_path,
 ):
   path = tmp_path / "run.jsonl"

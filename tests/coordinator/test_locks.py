@@ -31,7 +31,7 @@ def holder(tmp_path):
   child.communicate()
 
 
-def test_it_names_its_holder_and_ends_with_it(tmp_path, holder):
+def test_lock_names_its_holder_and_ends_with_it(tmp_path, holder):
   path = tmp_path / "lock"
   with pytest.raises(locks.Held, match=f"process {holder.pid} on ") as error:
     locks.Lock(path)
@@ -47,7 +47,7 @@ def test_it_names_its_holder_and_ends_with_it(tmp_path, holder):
   lock.release()
 
 
-def test_that_of_another_one_stays(tmp_path):
+def test_release_leaves_the_lock_of_another_holder(tmp_path):
   """Whose file is there since somebody has deleted the first one's."""
   path = tmp_path / "lock"
   first = locks.Lock(path)
@@ -61,7 +61,9 @@ def test_that_of_another_one_stays(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_locks_the_process_counts(tmp_path, monkeypatch, number):
+def test_holder_process_decides_on_file_systems_without_locks(
+  tmp_path, monkeypatch, number
+):
   def refuse(file, how):
     raise OSError(number, "no locks")
 
@@ -76,7 +78,7 @@ def test_without_locks_the_process_counts(tmp_path, monkeypatch, number):
   locks.Lock(path).release()
 
 
-def test_nobody_knows_of_another_host_without_locks(
+def test_holder_on_another_host_counts_as_alive_without_locks(
   tmp_path, monkeypatch, caplog
 ):
   def refuse(file, how):

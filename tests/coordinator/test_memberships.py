@@ -51,7 +51,7 @@ def _is_replaced(replica):
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_twins_are_an_error_and_the_first_goes_on(address, elsewhere):
+def test_second_join_of_a_replica_in_a_process_is_an_error(address, elsewhere):
   with _join(address) as first:
     result = []
 
@@ -72,13 +72,13 @@ def test_twins_are_an_error_and_the_first_goes_on(address, elsewhere):
     assert first.step(jnp.ones(2)).accepted
 
 
-def test_twins_with_runs_of_their_own_both_train(address):
+def test_one_process_may_join_two_runs_as_the_same_replica(address):
   with _join(address, run="a") as first, _join(address, run="b") as second:
     for replica in (first, second):
       assert replica.step(jnp.ones(2)).accepted
 
 
-def test_a_cell_that_runs_again_replaces_what_it_has_left(address):
+def test_rerun_notebook_cell_replaces_its_replica(address):
   names = {"join": lambda: _join(address)}
   _run_cell("replica = join()", names)
   first = names["replica"]
@@ -92,7 +92,9 @@ def test_a_cell_that_runs_again_replaces_what_it_has_left(address):
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError, None])
-def test_after_its_block_a_replica_that_was_alone_begins_anew(address, ending):
+def test_replica_that_was_alone_begins_a_new_run_after_its_block(
+  address, ending
+):
   """However it ended, and though its coordinator goes on."""
   for _ in range(2):
     with (
@@ -106,7 +108,7 @@ def test_after_its_block_a_replica_that_was_alone_begins_anew(address, ending):
   np.testing.assert_array_equal(replica.params, np.full(2, -0.5, np.float32))
 
 
-def test_one_that_was_never_there_does_not_begin_an_ended_run_anew(address):
+def test_replica_that_never_joined_does_not_restart_an_ended_run(address):
   options = {"total": 2, "replicas_to_aggregate": 1, "transfer_timeout": 0.2}
   with _join(address, 0, **options) as replica:
     assert replica.step(jnp.ones(2)).accepted
@@ -114,7 +116,7 @@ def test_one_that_was_never_there_does_not_begin_an_ended_run_anew(address):
     _join(address, 1, **options)
 
 
-def test_a_cell_that_was_interrupted_goes_on_where_others_are(address):
+def test_interrupted_notebook_cell_rejoins_the_run_of_the_others(address):
   options = {"total": 2, "replicas_to_aggregate": 1}
   with _join(address, 1, **options) as other:
     with (
@@ -130,7 +132,7 @@ def test_a_cell_that_was_interrupted_goes_on_where_others_are(address):
     np.testing.assert_array_equal(other.params, np.full(2, -1.0, np.float32))
 
 
-def test_what_no_thread_has_any_more_is_replaced(address):
+def test_unreferenced_replica_is_replaced(address):
   made = []
   thread = threading.Thread(target=lambda: made.append(_join(address)))
   thread.start()
@@ -143,14 +145,14 @@ def test_what_no_thread_has_any_more_is_replaced(address):
     assert fourth.step(jnp.ones(2)).accepted
 
 
-def test_after_a_join_that_failed_another_may_come(address):
+def test_join_is_possible_after_a_failed_join(address):
   with pytest.raises(ValueError, match="got 'any'"):
     _join(address, ports="any")
   with _join(address) as replica:
     assert replica.step(jnp.ones(2)).accepted
 
 
-def test_two_behind_one_number_are_an_error(address):
+def test_two_coordinated_optimizers_of_one_replica_are_an_error(address):
   params, grads = jnp.zeros(2), jnp.ones(2)
   first, second = (
     coordinator.as_optimizer(optax.sgd(0.5), total_steps=4, **_options(address))

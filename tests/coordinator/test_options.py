@@ -9,13 +9,13 @@ from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.transport import interface
 
 
-def test_by_default_silence_and_steps_follow_what_is_seen():
+def test_default_deadlines_follow_observed_times():
   options = Options()
   assert options.silence == deadlines.silence(300.0)
   assert options.steps == deadlines.steps(300.0)
 
 
-def test_a_number_that_is_given_wins():
+def test_explicit_timeouts_are_used():
   options = Options(silence_timeout=2.0, transfer_timeout=3.0, step_timeout=4.0)
   assert options.silence == interface.fixed(2.0)
   assert options.steps == interface.fixed(4.0)

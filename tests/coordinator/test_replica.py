@@ -47,7 +47,7 @@ def check_replay(results, path):
 
 
 @WAYS
-def test_all_replicas_in_every_step(inline, tmp_path):
+def test_every_step_averages_all_replicas(inline, tmp_path):
   path = tmp_path / "run.jsonl"
   results = runs.run(runs.to_step(6), 3, inline_bytes=inline, journal=path)
   check_replay(results, path)
@@ -85,7 +85,7 @@ def test_all_replicas_in_every_step(inline, tmp_path):
   [{}, {"max_staleness": 2}, {"max_staleness": 3, "weight": "inverse"}],
   ids=["fresh", "stale", "weighted"],
 )
-def test_some_replicas_in_every_step(inline, quorum, tmp_path):
+def test_every_step_averages_enough_replicas(inline, quorum, tmp_path):
   path = tmp_path / "run.jsonl"
   # Replica 2 sends its first gradient after another step was made, and the step
   # after that needs it.
@@ -127,7 +127,9 @@ def test_some_replicas_in_every_step(inline, quorum, tmp_path):
 
 
 @WAYS
-def test_more_gradients_than_replicas_are_shared_out(inline, tmp_path):
+def test_replicas_share_a_step_of_more_gradients_than_replicas(
+  inline, tmp_path
+):
   path = tmp_path / "run.jsonl"
   results = runs.run(runs.to_step(4), 2, k=5, inline_bytes=inline, journal=path)
   check_replay(results, path)
@@ -144,7 +146,7 @@ def test_more_gradients_than_replicas_are_shared_out(inline, tmp_path):
     assert refused <= {"superseded", "stale"}
 
 
-def test_one_replica_alone():
+def test_one_replica_trains_alone():
   (result,) = runs.run(runs.to_step(5), 1)
   assert result.error is None
   assert result.counts == {"applied": 5}
@@ -192,7 +194,7 @@ def test_data_may_run_out_on_some_replicas_first(tmp_path):
   assert members[-1] == (0,)
 
 
-def test_leaving_that_must_not_lower_the_quorum_is_reported(tmp_path):
+def test_departure_that_must_not_lower_the_quorum_is_an_error(tmp_path):
   def train(replica, result):
     while replica.replica or replica.global_step < 2:
       replica.step(runs.compute(replica, 0)[0])
@@ -227,7 +229,7 @@ def test_finish_is_seen_by_all_with_the_same_parameters():
   assert max(steps) - min(steps) <= 1
 
 
-def test_abandoning_stale_work():
+def test_abandoned_stale_gradient_is_counted_as_stale():
   turn = threading.Event()
 
   def train(replica, result):
@@ -250,7 +252,7 @@ def test_abandoning_stale_work():
   assert results[2].value == {"applied": 0, "stale": 1}
 
 
-def test_abandoning_fresh_work_costs_nothing_but_itself():
+def test_abandoned_fresh_gradient_leaves_the_replica_unchanged():
   def train(replica, result):
     params = replica.params
     assert replica.abandon().reason == "abandoned"
@@ -440,7 +442,7 @@ def test_bad_parameters_are_refused(params, error):
     runs.make(endpoint.World(), 0, k=1, n=1, params=params)
 
 
-def test_parameters_that_are_sharded_over_local_devices():
+def test_parameters_may_be_sharded_over_local_devices():
   mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
   rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -475,7 +477,7 @@ def test_the_threads_of_a_closed_replica_end():
   one.close()
 
 
-def test_waiting_alone_has_a_deadline_and_names_who_is_missing():
+def test_wait_of_a_lone_replica_has_a_deadline():
   def train(replica, result):
     with pytest.raises(coordinator.CoordinatorError) as caught:
       replica.step(runs.compute(replica, 0)[0])
@@ -502,7 +504,7 @@ def test_replicas_of_a_number_that_is_not_positive_are_refused():
   assert strategies.Quorum(1, 1).max_staleness == 0
 
 
-def test_parameters_are_the_last_ones_once_the_run_is_seen_to_be_over():
+def test_parameters_are_final_once_the_run_is_seen_as_finished():
   """Though others have taken the last steps since this one's last call."""
   slow_one_is_in = threading.Event()
 

@@ -64,7 +64,7 @@ def by_hand(all_leaves, weights=None, count=None):
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_the_mean_is_exact_and_does_not_depend_on_the_cuts(members, parts):
+def test_mean_is_exact_however_it_is_split(members, parts):
   result = averaged(gradients(members), "float32", parts)
   for got, want in zip(result, by_hand(gradients(members)), strict=True):
     assert got.dtype == want.dtype
@@ -186,7 +186,7 @@ def placed(leaves, wire="float32", terms=1):
   return layout, parts, out
 
 
-def test_a_gradient_in_place_has_the_bytes_of_one_that_is_copied(monkeypatch):
+def test_gradient_sent_in_place_has_the_bytes_of_a_copy(monkeypatch):
   monkeypatch.setattr(means, "_IN_PLACE", 200)
   leaves = [
     jnp.asarray(numbers(0, 77)).reshape(7, 11),
@@ -227,7 +227,7 @@ def test_a_donated_array_that_is_still_sent_keeps_its_numbers():
     (jnp.asarray, "int8"),
   ],
 )
-def test_what_may_change_or_is_shortened_is_copied(kind, wire):
+def test_mutable_or_compressed_gradients_are_copied(kind, wire):
   _, parts, out = placed([kind(numbers(0, 20_000))], wire)
   (part,) = parts
   assert np.shares_memory(np.frombuffer(part, np.uint8), out)

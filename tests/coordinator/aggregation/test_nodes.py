@@ -160,7 +160,7 @@ def test_equal_gradients_have_equal_bytes(wire):
   assert summing.encode(0, gradient(0)).arrays[0].tobytes() == first.tobytes()
 
 
-def test_slots_that_are_missing_are_refused():
+def test_sum_with_missing_slots_is_refused():
   layout = layouts.layout(TEMPLATE)
   total = summed(make_summing(layout, slots=3), [0, 1])
   with pytest.raises(ValueError, match="don't make up"):

@@ -209,7 +209,7 @@ def everyone_has(group, want, round_=None):
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 @pytest.mark.parametrize("readers", [0, 2])
-def test_everyone_has_the_mean_to_the_bit(members, readers):
+def test_all_members_have_the_exact_mean(members, readers):
   group = DtypeBuffer(members, readers)
   group.average()
   everyone_has(group, by_hand(group.sides[:members]))
@@ -255,7 +255,7 @@ def test_a_lost_member_is_reported_as_failed_by_all():
     assert answer.failed_replica == 1
 
 
-def test_a_member_whose_address_is_none_is_reported_as_failed():
+def test_member_with_an_invalid_address_is_reported_as_failed():
   group = DtypeBuffer(2)
   group.peers = (group.peers[0], entries.Member(1, 1, "gone", "node-1\n:29400"))
   group.begin(0)
@@ -293,7 +293,7 @@ def test_a_silent_member_times_out_and_is_named():
     )
 
 
-def test_an_early_round_waits_as_long_as_it_takes():
+def test_round_waits_for_members_that_begin_late():
   group = DtypeBuffer(2, timeout=30.0)
   group.begin(0, attempt_id(0))
   group.pump()
@@ -367,7 +367,7 @@ def test_a_member_that_is_lost_between_two_pieces_is_named():
 
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize(("members", "readers"), [(1, 0), (2, 0), (3, 2)])
-def test_a_gradient_that_is_apart_is_averaged_to_the_bit(
+def test_scattered_gradient_is_averaged_to_the_bit(
   request, far, members, readers
 ):
   """Its parts end anywhere, and some are empty."""

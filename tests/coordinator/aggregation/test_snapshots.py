@@ -83,7 +83,7 @@ def test_a_state_comes_with_its_step(order):
   assert a.transport.bytes_out == b.transport.bytes_in == STATE.size + 16
 
 
-def test_a_state_that_changes_on_the_way_is_not_accepted():
+def test_state_with_a_wrong_checksum_is_refused():
   a, b = pair()
   sent = a.transport.send_array
 
@@ -102,7 +102,7 @@ def test_a_state_that_changes_on_the_way_is_not_accepted():
   assert b.transport.pending() == 0
 
 
-def test_a_state_that_is_replaced_while_it_is_checked_is_no_answer():
+def test_state_that_is_requested_anew_during_its_check_is_discarded():
   a, b = pair()
   serve(a, b)
   fetch(b, a)
@@ -118,7 +118,7 @@ def test_a_state_that_is_replaced_while_it_is_checked_is_no_answer():
   assert b.answers == []
 
 
-def test_a_silent_attempt_times_out():
+def test_silent_transfer_times_out():
   a, b = pair(timeout=0.05)
   fetch(b, a)
   pump(a, b)

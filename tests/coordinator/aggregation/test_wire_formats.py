@@ -46,7 +46,7 @@ def test_bfloat16_rounds_to_nearest_and_ties_to_even():
   assert np.isnan(result[~real]).all()
 
 
-def test_only_float32_is_shortened():
+def test_only_float32_is_compressed():
   for kind in wire_formats.WIRES:
     for dtype in (np.float64, jnp.bfloat16, np.int32):
       codec = wire_formats.codec(kind, np.dtype(dtype))
@@ -78,7 +78,7 @@ def test_int8_is_the_method_of_compression_in_a_quarter_of_the_bytes():
   assert 4 * numbers.size / codec.nbytes(numbers.size) > 3.9
 
 
-def test_int8_is_off_by_half_a_step_of_its_block_at_most():
+def test_int8_error_is_at_most_half_a_step_of_its_block():
   numbers = normal(4 * BLOCK, seed=1)
   numbers[:BLOCK] *= 1e-20
   numbers[BLOCK : 2 * BLOCK] = np.linspace(-3e38, 3e38, BLOCK)
@@ -104,7 +104,7 @@ def test_slices_of_int8_are_averaged_as_the_whole_is():
 
 
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
-def test_bytes_of_zeros_are_a_mean_of_zeros(wire):
+def test_zero_bytes_decode_to_zeros(wire):
   leaves = [np.ones(9000, np.float32), np.ones(3, np.float16)]
   layout = layouts.layout(leaves, wire)
   for leaf in means.read(layout, np.zeros(layout.nbytes, np.uint8)):

@@ -52,9 +52,7 @@ def numbers(total):
   return array.view(np.float32)[:5].tolist()
 
 
-def test_a_gradient_of_jax_is_encoded_while_the_training_loop_goes_on(
-  sums, memory
-):
+def test_jax_gradients_are_encoded_in_the_background(sums, memory):
   memory.ready.clear()
   one = sums.encode(span(0), [jnp.ones(5)])
   assert not one.done()
@@ -72,7 +70,7 @@ def test_a_numpy_array_may_change_after_the_call(sums):
   assert numbers(one) == [1.0] * 5
 
 
-def test_an_error_is_raised_by_whoever_asks_for_the_sum(sums):
+def test_encoding_error_is_raised_when_the_sum_is_read(sums):
   gradient = jnp.ones(5)
   gradient.delete()
   total = sums.add(

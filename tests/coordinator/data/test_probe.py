@@ -94,7 +94,7 @@ def test_another_number_of_threads_is_refused_where_it_changes_bits(
         one.communicate()
 
 
-def test_what_computed_a_gradient_refuses_nobody():
+def test_description_of_the_hardware_does_not_refuse_a_replica():
   text = probe.result(
     lambda params, slot: params,
     PARAMS,
@@ -166,6 +166,6 @@ def test_parameters_of_a_probe_follow_from_shapes_and_dtypes():
     ({"probe": lambda params, slot: params}, ValueError, "is for data="),
   ],
 )
-def test_a_probe_belongs_to_deterministic_data(options, error, words):
+def test_probe_requires_deterministic_data(options, error, words):
   with pytest.raises(error, match=words):
     coordinator.join(optax.sgd(0.1), PARAMS, **options)

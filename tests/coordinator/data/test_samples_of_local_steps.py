@@ -77,7 +77,7 @@ def run(train, n, strategy, data, **arguments):
   ids=["local updates", "elastic"],
 )
 @pytest.mark.parametrize("mode", ["exact", "streaming"])
-def test_each_sample_is_in_one_exchange_that_counts(strategy, samples, mode):
+def test_each_sample_is_in_one_accepted_exchange(strategy, samples, mode):
   data = coordinator.Batches(52, samples, seed=3, epochs=2, mode=mode)
   rounds = Rounds(3)
   result = run(rounds.train, 3, strategy, data)
@@ -109,7 +109,7 @@ def test_a_round_that_is_dropped_returns_its_samples():
   "strategy",
   [coordinator.local_updates, coordinator.elastic_average],
 )
-def test_steps_that_do_not_count_are_forgotten(strategy):
+def test_rejected_local_steps_are_undone(strategy):
   """Not finite: others get the samples, so the local steps are undone."""
   rate = {"moving_rate": 0.5} if "elastic" in strategy.__name__ else {}
   data = coordinator.Batches(8, 4, seed=3)
@@ -134,7 +134,7 @@ def test_steps_that_do_not_count_are_forgotten(strategy):
   assert sorted(counted) == list(range(8))
 
 
-def test_the_samples_of_a_round_are_shared_by_its_steps():
+def test_sample_count_must_be_a_multiple_of_the_local_steps():
   strategy = coordinator.local_updates(communication_period=3)
   with pytest.raises(ValueError, match="a multiple of the 6 local steps"):
     run(lambda replica: None, 2, strategy, coordinator.Batches(40, 8))

@@ -35,6 +35,19 @@ def main() -> int:
   if what == "stand-by-in-turn":
     in_turn(pathlib.Path(sys.argv[2]), place)
     return 0
+  if what == "malloc":
+    print(
+      "malloc",
+      *(
+        f"{k}={v}"
+        for k, v in sorted(os.environ.items())
+        if k.startswith("MALLOC_")
+      ),
+      flush=True,
+    )
+    channel.say("joined")
+    channel.say("left")
+    return 0
   if what == "both-die":
     die_with_the_coordinator()
     return 0

@@ -33,7 +33,7 @@ def _lines(launcher, count):
 
 
 @pytest.mark.parametrize("number", ["", "987654", "file"])
-def test_a_process_that_was_not_launched_has_none(
+def test_process_that_was_not_launched_has_no_channel(
   monkeypatch, tmp_path, number
 ):
   """The number may be that of any file: the environment is inherited."""
@@ -64,7 +64,7 @@ def test_events_of_several_threads_are_whole_lines(launched):
     assert numbers == list(range(4))
 
 
-def test_what_is_said_to_a_launcher_that_has_ended_is_of_no_effect(launched):
+def test_messages_to_an_ended_launcher_are_ignored(launched):
   launcher = launched
   one = channels.current()
   launcher.close()

@@ -19,7 +19,7 @@ subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_it_has_started_ends_with_it(late):
+def test_descendants_of_a_child_end_with_it(late):
   wait = "" if late else "time.sleep(300)"
   made = child.Child(
     "one",
@@ -34,7 +34,7 @@ def test_what_it_has_started_ends_with_it(late):
   until(lambda: not left_over.has_group(made.pid))
 
 
-def test_one_that_prints_without_end_leaves_time_for_others():
+def test_endless_output_does_not_block_the_launcher():
   """The launcher has others to look at, and a Ctrl-C to see."""
   lines = []
   script = "while True: print('again and again')"
@@ -60,7 +60,7 @@ def test_one_that_prints_without_end_leaves_time_for_others():
 @pytest.mark.parametrize(
   ("number", "name"), [(signal.SIGHUP, "SIGHUP"), (40, "signal 40")]
 )
-def test_the_signal_is_named_that_has_ended_it(number, name):
+def test_ending_names_the_signal(number, name):
   made = child.Child("a process", ["sh", "-c", f"kill -{int(number)} $$"])
   made.popen.wait()
   made.kill()

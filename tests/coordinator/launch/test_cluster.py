@@ -37,7 +37,7 @@ def test_arguments_come_before_variables(monkeypatch):
   assert cluster.detect("h:1", 5) == ("h:1", 5, 0)
 
 
-def test_a_scheduler_provides_the_rest(monkeypatch):
+def test_scheduler_provides_missing_arguments(monkeypatch):
   _set(monkeypatch, _SLURM)
   address, count, index = cluster.detect()
   host, port = address.split(":")
@@ -52,7 +52,7 @@ def test_a_scheduler_provides_the_rest(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["fd00::1:7000", "[fd00::1]:7000"])
-def test_a_scheduler_may_tell_ipv6_addresses(monkeypatch, address):
+def test_scheduler_may_provide_ipv6_addresses(monkeypatch, address):
   monkeypatch.setattr(
     clusters.ClusterEnv,
     "auto_detect_unset_distributed_params",

@@ -40,11 +40,11 @@ _PROCESS = ProcessEnvironment(
 @pytest.mark.parametrize(
   "told", [_FULL, _PROCESS, Environment(), Environment(grace=0.0)]
 )
-def test_what_is_written_is_read(told):
+def test_written_variables_are_read_back(told):
   assert type(told).read(told.variables()) == told
 
 
-def test_it_is_read_from_this_process_by_default(monkeypatch):
+def test_environment_is_read_from_this_process_by_default(monkeypatch):
   monkeypatch.setenv("OPTAX_DIST_REPLICA", "5")
   monkeypatch.setenv("OPTAX_DIST_NODES", "2")
   monkeypatch.setenv("OPTAX_DIST_NUM_REPLICAS", "")  # As if it were not set.

@@ -58,7 +58,7 @@ def test_faults_are_read():
     *("kill:0.1", "slow:1", "slow:1x0.5", "slow:1@3", "slow@1x2"),
   ],
 )
-def test_what_is_no_fault_is_refused(text):
+def test_malformed_faults_are_refused(text):
   with pytest.raises(ValueError, match="must be kill:REPLICA@GRADIENT"):
     faults.Faults.parse(text)
 

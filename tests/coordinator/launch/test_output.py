@@ -34,7 +34,7 @@ def test_lines_come_out_whole(lines):
   assert printed.tail().endswith("two \N{SNOWMAN}\nlast")
 
 
-def test_of_a_progress_bar_the_last_state_is_seen(lines):
+def test_last_state_of_a_progress_bar_is_printed(lines):
   printed = _printed(lines)
   printed.take(b"\r10%\r20%\r100%\r\n", error=True)
   assert lines == [("replica 2", "100%", True)]
@@ -46,7 +46,7 @@ def test_a_line_without_an_end_is_cut(lines):
   assert len(lines) == 1
 
 
-def test_files_are_added_to(lines, tmp_path):
+def test_output_is_appended_to_files(lines, tmp_path):
   file = tmp_path / "replica-2.log"
   for text in (b"a\rb\n", b"second"):
     printed = _printed(lines, folder=tmp_path)
@@ -56,7 +56,7 @@ def test_files_are_added_to(lines, tmp_path):
   assert [p[20:] for p in parts[1:]] == [b"a\rb\n", b"second"]
 
 
-def test_the_streams_stay_apart(capsys):
+def test_streams_are_labelled_separately(capsys):
   output.echo("replica 0", "to out", False)
   output.echo("replica 0", "to err", True)
   out, err = capsys.readouterr()
@@ -90,7 +90,7 @@ def test_a_file_that_can_not_be_written_does_not_end_training(lines, tmp_path):
   ]
 
 
-def test_what_can_not_be_shown_is_lost(monkeypatch):
+def test_output_that_cannot_be_printed_is_dropped(monkeypatch):
   with open("/dev/full", "w") as full:
     monkeypatch.setattr(sys, "stdout", full)
     output.echo("replica 2", "to a full disk", False)

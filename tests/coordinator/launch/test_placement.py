@@ -40,12 +40,12 @@ def test_processes_of_a_replica_are_shared_out_over_its_hosts(
     (5, (2, 5), "the same number of hosts for each"),
   ],
 )
-def test_what_can_not_be_shared_out_is_refused(count, given, words):
+def test_indivisible_placement_is_refused(count, given, words):
   with pytest.raises(ValueError, match=words):
     Placement(*given, hosts=count)
 
 
-def test_a_host_is_what_its_launcher_was_told():
+def test_placement_follows_the_environment():
   find = lambda **host: placement.find(Environment(**host))
   two = find(node_rank=1, nodes=2, address="host0:29300")
   assert two == Placement(2, rank=1, hosts=2, address="host0:29300")
@@ -64,13 +64,13 @@ def test_a_host_is_what_its_launcher_was_told():
     ((0, 2, "host"), "host:port"),
   ],
 )
-def test_what_is_missing_or_wrong_is_named(given, words):
+def test_missing_or_wrong_variables_are_named(given, words):
   names = ("node_rank", "nodes", "address")
   with pytest.raises(ValueError, match=words):
     placement.find(Environment(**dict(zip(names, given, strict=True))))
 
 
-def test_a_coordinator_listens_where_it_can(caplog):
+def test_coordinator_listens_on_an_address_of_its_host(caplog):
   at = lambda address: Settings.at(address).bind
   assert at("127.0.0.1:7") == "127.0.0.1"
   assert not caplog.messages

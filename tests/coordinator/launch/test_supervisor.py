@@ -40,7 +40,7 @@ class _Made:
     return effects + self.ended(now, replica, 0)
 
 
-def test_a_killed_replica_starts_again_at_once_and_then_ever_later():
+def test_killed_replica_restarts_with_growing_delays():
   made = _Made(restarts=9)
   assert made.ended(5.0, 1, -9) == [sup.StartReplica(1, 1)]
   now = 5.0
@@ -53,7 +53,7 @@ def test_a_killed_replica_starts_again_at_once_and_then_ever_later():
     assert made.tick(now) == [sup.StartReplica(1, restarts)]
 
 
-def test_one_that_was_healthy_does_not_wait():
+def test_replica_that_ran_long_restarts_at_once():
   made = _Made()
   made.ended(5.0, 1, -9)
   assert made.ended(70.0, 1, -9) == [sup.StartReplica(1, 2)]
@@ -70,7 +70,7 @@ def test_restarts_are_refilled_after_an_hour_without_a_failure():
   assert made.said[-1] == f"replica 1 does not start again: {left}"
 
 
-def test_an_error_lets_the_others_settle_first():
+def test_replica_that_failed_restarts_after_a_delay():
   made = _Made(2)
   assert made.ended(5.0, 0, 1, "failed") == []
   [given_up] = made.ended(5.5, 1, 1, "failed")
@@ -85,7 +85,7 @@ def test_an_error_lets_the_others_settle_first():
   assert made.tick(6.0) == [sup.StartReplica(0, 1)]
 
 
-def test_all_that_were_killed_start_again():
+def test_all_killed_replicas_restart():
   """The run begins again from the newest state that one of them brings."""
   made = _Made(2)
   for replica in (0, 1):
@@ -101,7 +101,7 @@ def test_all_that_were_killed_start_again():
   assert given_up.reason.endswith("from its last checkpoint.")
 
 
-def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
+def test_no_replica_starts_after_the_run_and_late_ones_are_killed():
   made = _Made(4)
   made.ended(4.5, 3, 1)
   for replica in (0, 1):
@@ -120,7 +120,7 @@ def test_after_the_run_nobody_starts_and_who_comes_late_is_ended():
   assert made.said[-1] == "replica 1 failed"
 
 
-def test_whoever_was_cut_off_comes_again_for_another_run():
+def test_killed_replicas_restart_for_another_run():
   """The first one needed it no more."""
   made = _Made(3, restarts=9)
   for replica in (0, 1):
@@ -140,7 +140,7 @@ def test_whoever_was_cut_off_comes_again_for_another_run():
   assert made.machine.over
 
 
-def test_of_runs_at_once_the_last_one_is_the_end():
+def test_job_ends_with_the_last_of_its_concurrent_runs():
   made = _Made(2)
   for replica in (0, 1):
     for run in ("a", "b"):
@@ -154,7 +154,7 @@ def test_of_runs_at_once_the_last_one_is_the_end():
   assert made.machine.over
 
 
-def test_a_job_in_which_nobody_joins_is_asked_about_once():
+def test_job_without_a_joined_replica_is_reported_once():
   made = _Made(2)
   assert made.tick(119.0) == []
   assert not made.said

@@ -22,7 +22,7 @@ def _change(kind, time, *replicas):
   return [{"kind": kind, "time": time, "replica": r} for r in replicas]
 
 
-def test_what_is_lost_before_the_first_step_and_after_the_last_costs_nothing():
+def test_losses_before_the_first_or_after_the_last_step_cost_nothing():
   records = [
     *_change("join", 0.0, 0, 1),
     *_change("lost", 1.0, 0),
@@ -63,7 +63,7 @@ def test_replicas_that_join_later_or_leave_are_not_missing():
   assert cost.bound == pytest.approx(1 - 1 / 31)
 
 
-def test_a_part_of_a_round_counts_as_the_part_that_it_is():
+def test_partial_round_counts_by_its_fraction():
   """A replica of local steps that joins amid a round of 5 s."""
   cost = losses.of(
     [
@@ -78,7 +78,7 @@ def test_a_part_of_a_round_counts_as_the_part_that_it_is():
   assert cost.each == pytest.approx(3.0)
 
 
-def test_cores_that_a_loss_frees_for_the_others_hide_no_cost():
+def test_cost_of_a_loss_includes_the_speedup_of_the_others():
   """Three on few cores take 3 s for a gradient, two of them 2 s."""
   cost = losses.of(
     [

@@ -39,7 +39,7 @@ def of_journal(path):
   return parsed(numbers.metrics())
 
 
-def test_the_text_is_prometheus():
+def test_metrics_are_valid_prometheus_text():
   seconds = table.Distribution((0.5, 1.0))
   for value in (0.5, 0.75, 3.0):
     seconds.add(value)
@@ -66,7 +66,7 @@ def test_the_text_is_prometheus():
   }
 
 
-def test_a_run_reports_itself_while_it_goes_on(tmp_path):
+def test_running_job_reports_its_metrics(tmp_path):
   """As the replicas know it."""
   path = tmp_path / "run.jsonl"
   seen = []

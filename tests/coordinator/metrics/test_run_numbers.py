@@ -113,7 +113,7 @@ def _commit(step, at, *members):
   return _record("commit", at, step=step, round=1, members=list(members))
 
 
-def test_it_counts_by_replica(tmp_path):
+def test_numbers_are_counted_by_replica(tmp_path):
   path = run_journals.ended(tmp_path / "run.jsonl")
   numbers = run_journals.numbers_of(*journal.read(path).records)
   assert numbers.step == 4
@@ -129,7 +129,7 @@ def test_it_counts_by_replica(tmp_path):
   assert (numbers.step, numbers.replicas) == (2, {})
 
 
-def test_who_is_waited_for_is_told(tmp_path, monkeypatch):
+def test_trouble_names_the_missing_replica(tmp_path, monkeypatch):
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
   path = tmp_path / "run.jsonl"
   with journal.Journal(path) as written:
@@ -146,7 +146,7 @@ def test_who_is_waited_for_is_told(tmp_path, monkeypatch):
     assert numbers.trouble() == "Waiting for replica 2, for 25.0 s."
 
 
-def test_a_job_that_is_dead_is_told_from_one_that_waits(monkeypatch):
+def test_dead_job_is_distinguished_from_one_that_waits(monkeypatch):
   """Its launcher was killed: nobody writes any more who is missing."""
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
   numbers = run_journals.numbers_of(
@@ -169,7 +169,7 @@ def test_a_job_that_is_dead_is_told_from_one_that_waits(monkeypatch):
   assert [values(numbers)[name,] for name in ages] == [0, 0, 0]
 
 
-def test_a_replica_that_comes_back_is_in_again_and_keeps_its_losses():
+def test_rejoined_replica_is_a_member_and_keeps_its_losses():
   numbers = run_journals.numbers_of(
     _record("join", 0.0, replica="a"),
     _record("lost", 1.0, replica="a"),
@@ -182,7 +182,7 @@ def test_a_replica_that_comes_back_is_in_again_and_keeps_its_losses():
   assert one.state == "in"
 
 
-def test_one_whose_gradient_came_was_seen_then():
+def test_replica_was_seen_when_its_gradient_arrived():
   """A step that is committed long after says nothing of its members."""
   numbers = run_journals.numbers_of(
     _record("join", 0.0, replica=0),
@@ -196,14 +196,14 @@ def test_one_whose_gradient_came_was_seen_then():
   assert (one.seen, one.wait, one.accepted) == (60.0, 47.0, 2)
 
 
-def test_samples_that_are_given_up_are_counted():
+def test_skipped_samples_are_counted():
   numbers = run_numbers.RunNumbers()
   skips = commit(11, 2.0, member(0)) | {"skipped": [[4, 8], [12, 14]]}
   numbers.update([commit(10, 1.0, member(0)), skips])
   assert values(numbers)["samples_skipped",] == 6
 
 
-def test_the_rate_is_of_the_last_steps_and_falls_while_none_comes(monkeypatch):
+def test_rate_is_of_recent_steps_and_falls_without_steps(monkeypatch):
   records = [
     {"kind": "run", "time": 0.0, "step": 0, "unix_time": 1000.0},
     *(_commit(i, 100.0 + i) for i in range(30)),
@@ -222,7 +222,7 @@ def test_the_rate_is_of_the_last_steps_and_falls_while_none_comes(monkeypatch):
   assert run_journals.numbers_of(*records[:2]).rate() == 0.0
 
 
-def test_nothing_is_told_as_long_as_steps_usually_take(monkeypatch):
+def test_no_trouble_is_reported_within_the_usual_step_time(monkeypatch):
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
   numbers = run_journals.numbers_of(
     {"kind": "run", "time": 0.0, "step": 0, "unix_time": 1000.0},
@@ -238,7 +238,7 @@ def test_nothing_is_told_as_long_as_steps_usually_take(monkeypatch):
   assert numbers.now() == pytest.approx(16.1)
 
 
-def test_whoever_cannot_be_waited_for_is_named_until_the_next_step():
+def test_missing_replicas_are_named_until_the_next_step():
   numbers = run_journals.numbers_of(
     _record("join", 0.0, replica=0),
     _record("cannot_proceed", 5.0, missing=[1, "b"]),
@@ -248,7 +248,7 @@ def test_whoever_cannot_be_waited_for_is_named_until_the_next_step():
   assert numbers.trouble() == "No step for 10.0 s."
 
 
-def test_process_of_a_replica_and_its_end_are_known():
+def test_process_of_a_replica_and_its_exit_are_reported():
   process = _record("process", 2.0, replica=1, host="h", pid=7, ended=None)
   numbers = run_journals.numbers_of(_record("join", 1.0, replica=1), process)
   one = numbers.replicas[1]

@@ -106,7 +106,7 @@ def test_the_seconds_of_a_small_run_are_those_of_its_records():
   )
 
 
-def test_time_away_is_recovery_though_the_replica_is_lost_again_at_once():
+def test_absence_is_recovery_even_if_the_replica_is_lost_again():
   lost = {"kind": "lost", "replica": 0, "reason": "killed"}
   join = {"kind": "join", "replica": 0}
   result = time_ledger.of(
@@ -124,7 +124,7 @@ def test_time_away_is_recovery_though_the_replica_is_lost_again_at_once():
   assert (seconds["dropped"], seconds["recovery"]) == (3.0, 8.0)
 
 
-def test_the_absence_of_one_that_starts_again_is_recovery():
+def test_absence_of_a_restarting_replica_is_recovery():
   """It has not joined yet; before its launcher starts it, nobody knows."""
   join = {"kind": "join", "replica": 0, "step": 0}
   process = {"kind": "process", "replica": 0, "host": "a", "pid": 1}
@@ -147,7 +147,7 @@ def test_the_absence_of_one_that_starts_again_is_recovery():
   assert numbers.replicas[0].state == "in"
 
 
-def test_a_launchers_line_after_the_run_is_no_time_of_its_replicas():
+def test_launcher_record_after_the_run_adds_no_time():
   records = [
     {"kind": "run", "time": 0.0},
     {"kind": "join", "replica": 0, "time": 0.0},
@@ -158,7 +158,7 @@ def test_a_launchers_line_after_the_run_is_no_time_of_its_replicas():
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
-def test_a_real_run_adds_up(tmp_path, k):
+def test_times_of_a_real_run_add_up(tmp_path, k):
   zeros = np.zeros(3, np.float32)
   together = threading.Barrier(3)
   stepped, late = threading.Event(), threading.Event()
@@ -201,7 +201,7 @@ def test_a_real_run_adds_up(tmp_path, k):
   assert k == 5 or bool(drops) == (k == 1)
 
 
-def test_a_simulation_has_the_same_categories(tmp_path):
+def test_simulated_times_have_the_same_categories(tmp_path):
   with journal.Journal(tmp_path / "run.jsonl") as file:
     timing = simulate.simulate_timing(
       simulate.sync_replicas(3),
@@ -222,7 +222,7 @@ def test_a_simulation_has_the_same_categories(tmp_path):
     )
 
 
-def test_counting_while_it_goes_on_gives_the_same(tmp_path):
+def test_incremental_counting_equals_counting_the_whole_run(tmp_path):
   """After each record, what was counted so far is what a whole run would have."""
   path = tmp_path / "run.jsonl"
   for _ in range(2):  # The second part is counted for itself.

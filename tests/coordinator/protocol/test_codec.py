@@ -69,7 +69,7 @@ def test_two_structs_of_one_name_in_a_union_are_refused():
 @pytest.mark.parametrize(
   ("codec_", "kind"), ALL, ids=[kind.__name__ for _, kind in ALL]
 )
-def test_every_struct_comes_back(codec_, kind):
+def test_every_struct_survives_encoding(codec_, kind):
   @hypothesis.settings(max_examples=25)
   @hypothesis.given(_values(kind))
   def check(value):

@@ -8,7 +8,7 @@ def _config(data=None, policy=None, **rules):
   return Config(Job((), Rules(**rules), data=data), None, policy)
 
 
-def test_an_empty_gradient_may_be_sent_inline_too():
+def test_empty_gradient_may_be_sent_inline():
   """As where all parameters are of size 0: None is not 0 bytes."""
   assert _config(inline_bytes=0).inline
   assert not _config().inline

@@ -19,7 +19,9 @@ from optax_dist.coordinator.transport import interface
     )
   ),
 )
-def test_who_knows_more_speaks_first(timeout, transfer, silence):
+def test_timeouts_increase_from_members_to_coordinator_to_replicas(
+  timeout, transfer, silence
+):
   """Members name who is missing, then the coordinator ends the run."""
   result = deadlines.of(timeout, transfer, silence)
   order = (

@@ -180,14 +180,14 @@ def valid(world):
   yield messages.Host("", 0, "", "host", (0, 1), (0,), (1,), "why", ("b",))
 
 
-def test_no_kind_of_message_is_forgotten():
+def test_every_kind_of_message_is_tested():
   kinds = {type(message) for message in valid(World("inline"))}
   told = {messages.Meet, messages.Host}
   assert kinds == {*messages.ToCoordinator.__args__, *told}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nonsense_of_a_member_costs_that_member_alone(kind):
+def test_malformed_message_costs_only_its_sender(kind):
   before = World(kind)
   for replica, peer in enumerate("ab"):
     before.join(peer, before.hello(replica))
@@ -224,7 +224,7 @@ def twisted(spans):
 
 
 @pytest.mark.parametrize("kind", ["leased", "slots"])
-def test_a_gradient_on_samples_that_cant_be_costs_its_member_alone(kind):
+def test_gradient_on_impossible_samples_costs_only_its_sender(kind):
   before = World(kind)
   for replica, peer in enumerate("ab"):
     before.join(peer, before.hello(replica))
@@ -238,7 +238,7 @@ def test_a_gradient_on_samples_that_cant_be_costs_its_member_alone(kind):
 
 
 @pytest.mark.parametrize("count", [1, _LARGEST])
-def test_text_that_no_record_has_room_for_costs_its_member_alone(count):
+def test_text_too_large_for_a_record_costs_only_its_sender(count):
   world = World("inline")
   for replica, peer in enumerate("ab"):
     world.join(peer, world.hello(replica))
@@ -249,7 +249,7 @@ def test_text_that_no_record_has_room_for_costs_its_member_alone(count):
   assert world.core.history.step == 1
 
 
-def test_a_claim_of_half_a_slot_does_not_split_the_slots_of_others():
+def test_claim_of_half_a_slot_does_not_split_slots_of_others():
   world = World("slots")
   world.job = codec.replace(
     world.job, data=ledger.Batches(96, 8, micro_batch=2, deterministic=True)
@@ -299,7 +299,7 @@ def first_calls(before, calls):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_that_makes_no_run_is_refused_by_name(kind):
+def test_state_that_cannot_start_a_run_is_refused_by_name(kind):
   """Of the first process that calls, whose state would be that of all."""
   before, refused = World(kind), 0
   good = before.hello(1)
@@ -318,7 +318,7 @@ def test_a_state_that_makes_no_run_is_refused_by_name(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_that_makes_no_run_is_refused_by_name(kind):
+def test_job_that_cannot_start_a_run_is_refused_by_name(kind):
   """Of the first process that calls, whose job would be that of all."""
   before, refused = World(kind), 0
   good = before.hello(1)

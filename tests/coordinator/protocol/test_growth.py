@@ -4,7 +4,7 @@ from optax_dist.coordinator.protocol import inputs as ins
 from tests.coordinator.protocol.room import room_after
 
 
-def test_steps_that_the_next_snapshot_has_are_not_kept():
+def test_replica_without_a_snapshot_does_not_queue_commits():
   """A replica that can't be sent one would have a mean of each."""
   room = room_after(
     "run needed=1 replicas=2 inline_bytes=8 lower_on_loss=yes",

@@ -30,7 +30,7 @@ def steps(rng, count, bursts=False, compilations=2):
 
 
 @pytest.mark.parametrize("bursts", [False, True])
-def test_at_most_one_in_a_hundred_is_given_up_falsely(bursts):
+def test_at_most_one_in_a_hundred_deadlines_is_wrong(bursts):
   rng = np.random.default_rng(3)
   late = total = 0
   for _ in range(10):
@@ -43,7 +43,7 @@ def test_at_most_one_in_a_hundred_is_given_up_falsely(bursts):
 
 
 @pytest.mark.parametrize("scale", [0.02, 1.0, 20.0])
-def test_what_has_stopped_is_out_within_three_99th_percentiles(scale):
+def test_deadline_is_within_three_99th_percentiles(scale):
   rng = np.random.default_rng(5)
   ratios = []
   for _ in range(20):
@@ -54,7 +54,7 @@ def test_what_has_stopped_is_out_within_three_99th_percentiles(scale):
   assert min(ratios) >= 2.0
 
 
-def test_before_enough_was_seen_it_is_generous():
+def test_deadline_is_generous_before_enough_was_seen():
   seen = liveness.Silence(RULE)
   assert seen.deadline == 60.0
   enqueue(seen, [0.1] * (RULE.least - 1))
@@ -67,7 +67,7 @@ def test_before_enough_was_seen_it_is_generous():
   assert 250.0 <= slow.deadline <= 263.0
 
 
-def test_it_follows_a_change_of_pace():
+def test_deadline_follows_a_change_of_pace():
   seen = liveness.Silence(RULE)
   enqueue(seen, [1.0] * 2000)
   # A few slow ones are no reason yet, and many are.

@@ -33,7 +33,7 @@ def met(count=2):
   return replica
 
 
-def test_all_are_told_where_process_0_is_once_all_have_come():
+def test_address_of_process_0_is_announced_once_all_are_present():
   replica = Replica(3)
   replica.call("a2", 2)
   assert replica.told["a2"] == msg.Awaited((0, 1))
@@ -43,7 +43,7 @@ def test_all_are_told_where_process_0_is_once_all_have_come():
   assert set(replica.told.values()) == {msg.Met("a0", PLACE)}
 
 
-def test_one_that_goes_before_all_have_come_is_waited_for():
+def test_process_that_leaves_early_is_awaited_again():
   replica = Replica(3)
   replica.call("a0", 0)
   replica.call("a1", 1)
@@ -54,7 +54,7 @@ def test_one_that_goes_before_all_have_come_is_waited_for():
   assert replica.told["b1"] == replica.told["a0"] == msg.Met("a0", PLACE)
 
 
-def test_one_that_starts_again_first_ends_the_others():
+def test_restarted_process_ends_the_others():
   replica = met()
   # The connection of the one before may still look well.
   assert replica.call("b1", 1) == {"a0", "a1", "b1"}
@@ -65,14 +65,14 @@ def test_one_that_starts_again_first_ends_the_others():
   assert replica.told["b1"] == msg.Met("b0", PLACE)
 
 
-def test_the_next_coordinator_knows_who_has_met():
+def test_next_coordinator_knows_which_processes_have_met():
   replica = Replica()
   assert not replica.call("a0", 0, generation="a0")
   assert not replica.call("a1", 1, generation="a0")
   assert replica.lose("a1") == {"a0"}
 
 
-def test_a_second_process_of_a_number_takes_its_place():
+def test_second_process_of_a_rank_replaces_the_first():
   replica = Replica()
   replica.call("a1", 1)
   replica.call("b1", 1)
@@ -82,7 +82,7 @@ def test_a_second_process_of_a_number_takes_its_place():
   assert replica.told["b1"] == msg.Met("b0", PLACE)
 
 
-def test_numbers_that_do_not_fit_are_named():
+def test_mismatched_process_counts_are_named():
   replica = Replica()
   replica.call("a0", 0)
   replica.call("a2", 2)

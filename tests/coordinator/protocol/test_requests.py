@@ -4,7 +4,7 @@ from optax_dist.coordinator.protocol.history import RECENT
 from tests.coordinator.protocol.room import room_after
 
 
-def test_what_was_set_while_a_replica_was_away_is_not_set_again():
+def test_hyperparameter_set_while_a_replica_was_away_is_not_set_again():
   """Not even with its next request: another replica may have set it since."""
   room = room_after(
     "run needed=1 replicas=2 inline_bytes=8 lower_on_loss=yes",
@@ -24,7 +24,7 @@ def test_what_was_set_while_a_replica_was_away_is_not_set_again():
   assert "values=[['momentum', 0.9]]" in room.execute("set b momentum 0.9")[0]
 
 
-def test_what_is_not_set_yet_is_set_with_the_next_request():
+def test_pending_hyperparameters_are_part_of_the_next_request():
   room = room_after(
     "run needed=1 replicas=2 inline_bytes=8", "start a b", "set b rate 0.1"
   )

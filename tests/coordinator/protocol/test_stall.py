@@ -3,7 +3,7 @@
 from tests.coordinator.protocol.room import room_after
 
 
-def test_a_round_that_fails_again_and_again_ends_the_run():
+def test_round_that_fails_repeatedly_ends_the_run():
   """Though the one whose gradient is dropped each time computes another one."""
   room = room_after(
     "run needed=1 replicas=2 max_staleness=3",
@@ -20,7 +20,7 @@ def test_a_round_that_fails_again_and_again_ends_the_run():
   assert "no progress for" in room.chief.history.ended.reason
 
 
-def test_a_gradient_that_had_to_wait_and_was_dropped_is_no_wait():
+def test_dropped_gradient_does_not_count_as_a_stall():
   """As during an evaluation of all replicas."""
   room = room_after(
     "run needed=1 replicas=2 inline_bytes=8",

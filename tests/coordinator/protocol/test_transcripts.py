@@ -30,7 +30,7 @@ def played(text: str, room: Room) -> str:
 
 
 @pytest.mark.parametrize("file", _FILES, ids=lambda file: file.stem)
-def test_a_transcript_is_what_happens(file):
+def test_transcript_is_reproduced(file):
   result = played(file.read_text(), Room())
   if os.environ.get("TRANSCRIPTS") == "write":
     file.write_text(result)
@@ -38,7 +38,7 @@ def test_a_transcript_is_what_happens(file):
 
 
 @pytest.mark.parametrize("file", _FILES, ids=lambda file: file.stem)
-def test_what_a_coordinator_knows_is_in_its_log(file):
+def test_log_reproduces_the_state_of_the_coordinator(file):
   """Read again, as bytes, or as one entry in place of all."""
   room = Room()
   played(file.read_text(), room)

@@ -40,7 +40,7 @@ def _die_after(world, steps):
 @pytest.mark.parametrize(
   ("steps", "has_checkpoint"), [(0, False), (2, False), (2, True)]
 )
-def test_the_run_begins_again_from_the_state_that_a_replica_brings(
+def test_run_begins_again_from_the_state_that_a_replica_brings(
   steps, has_checkpoint
 ):
   """Nobody has that of the last step any more."""
@@ -71,7 +71,7 @@ def test_the_run_begins_again_from_the_state_that_a_replica_brings(
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_newest_state_that_a_replica_brings_is_that_of_all(first):
+def test_all_replicas_get_the_newest_state_that_any_brings(first):
   """Only one of the hosts has the checkpoints, whichever is the first to call."""
   world, results = runs.endpoint.World(), [runs.Result(), runs.Result()]
   params = jax.tree.map(lambda x: x + 1.0, runs.PARAMS)
@@ -98,7 +98,7 @@ def test_the_newest_state_that_a_replica_brings_is_that_of_all(first):
   jax.tree.map(np.testing.assert_array_equal, *[r.params for r in results])
 
 
-def test_who_stands_still_with_the_only_state_is_waited_for(caplog):
+def test_run_waits_for_an_evicted_replica_with_the_only_state(caplog):
   """It is evicted, but what it has was committed."""
   still, released = threading.Event(), threading.Event()
 

@@ -9,7 +9,7 @@ import optax
 from optax_dist.coordinator.errors import JoinRefused
 
 
-def test_a_wrong_one_that_came_first_takes_no_step_alone(caplog):
+def test_first_replica_with_a_differing_job_takes_no_step_alone(caplog):
   """Though it is enough for one: another one that is there does not agree."""
   world, results = runs.endpoint.World(), [runs.Result() for _ in range(3)]
   is_there, others_are_there = threading.Event(), threading.Event()
@@ -37,7 +37,7 @@ def test_a_wrong_one_that_came_first_takes_no_step_alone(caplog):
   assert all(results[1].prints[s] == results[2].prints[s] for s in both)
 
 
-def test_one_that_is_refused_is_no_more_waited_for_than_one_that_has_died():
+def test_run_does_not_wait_for_a_refused_replica():
   """With `lower_on_loss` the others go on without it, though all were needed."""
   world, results = runs.endpoint.World(), [runs.Result() for _ in range(3)]
   lower = {"lower_on_loss": True}

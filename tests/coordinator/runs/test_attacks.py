@@ -117,7 +117,9 @@ def test_an_exception_in_a_running_process_is_reported_at_once(
   assert one.error is None
 
 
-def test_a_journal_that_can_not_be_opened_ends_nothing(job, tmp_path, caplog):
+def test_run_continues_without_a_journal_that_cannot_be_opened(
+  job, tmp_path, caplog
+):
   job |= {"journal": str(tmp_path / "none" / "journal.jsonl")}
   loops = Loop(0, job), Loop(1, job)
   for loop in loops:
@@ -175,9 +177,7 @@ def _forged(replica):
   )
 
 
-def test_what_only_the_coordinator_may_say_has_no_effect_of_a_member(
-  job, caplog
-):
+def test_coordinator_messages_from_a_member_have_no_effect(job, caplog):
   # Members are connected to each other.
   job |= {"inline_bytes": 0}
   victim, evil = loops = Loop(0, job), Loop(1, job)
@@ -206,7 +206,7 @@ def test_what_only_the_coordinator_may_say_has_no_effect_of_a_member(
   assert "is not for a coordinator" in caplog.text  # What evil was told.
 
 
-def test_a_word_of_a_later_coordinator_does_not_end_this_one(job):
+def test_hello_with_a_later_epoch_does_not_end_the_coordinator(job):
   """Only its log can say that another one lives."""
   loops = one, _ = Loop(0, job), Loop(1, job)
   for loop in loops:
@@ -243,7 +243,7 @@ def test_a_word_of_a_later_coordinator_does_not_end_this_one(job):
   assert [loop.error for loop in loops] == [None, None]
 
 
-def test_who_has_the_coordinators_name_is_refused(job, caplog):
+def test_process_with_the_name_of_the_coordinator_is_refused(job, caplog):
   """A member knows all that signatures between members need."""
   loops = Loop(0, job), Loop(1, job)
   for loop in loops:
@@ -271,7 +271,9 @@ def test_who_has_the_coordinators_name_is_refused(job, caplog):
   assert "was removed" not in caplog.text
 
 
-def test_strangers_and_recordings_only_end_their_own_connections(job, caplog):
+def test_strangers_and_replayed_bytes_end_only_their_own_connections(
+  job, caplog
+):
   host, _, port = job["coordinator_address"].rpartition(":")
   with proxies.threaded(job["coordinator_address"]) as proxy:
     loops = (
@@ -370,7 +372,7 @@ def test_a_forked_child_does_not_hide_its_parents_death(job, how):
 
 
 @pytest.mark.parametrize("width", [40, 100_000])
-def test_an_interrupted_step_goes_on(job, width):
+def test_interrupted_step_continues(job, width):
   """Ctrl-C in `step`, and the next one: inline gradients, and exchanged ones."""
   params = {"w": jnp.ones(width)}
   grads = {"w": jnp.ones(width)}

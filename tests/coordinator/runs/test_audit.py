@@ -101,7 +101,7 @@ def test_a_replica_whose_gradients_are_wrong_is_evicted(tmp_path, inline_bytes):
     assert end.tobytes() == right[0].tobytes()
 
 
-def test_of_two_replicas_that_differ_none_is_evicted(tmp_path):
+def test_neither_of_two_differing_replicas_is_evicted(tmp_path):
   _, error, lines = run(2, 1, tmp_path / "journal.jsonl")
   assert "have computed different values" in str(error)
   assert "no other replica is left to decide" in str(error)
@@ -110,7 +110,7 @@ def test_of_two_replicas_that_differ_none_is_evicted(tmp_path):
   assert sorted(evidence["digests"]) == ["0", "1"]
 
 
-def test_one_that_was_not_trusted_decides_if_no_other_is_left(tmp_path):
+def test_untrusted_replica_decides_if_no_other_is_left(tmp_path):
   ends, error, lines = run(3, 1, tmp_path / "journal.jsonl", bad_at_first=2)
   assert "The job refuses replica 1: its gradient" in str(error)
   (evidence,) = [line for line in lines if line["kind"] == "audit"]
@@ -120,7 +120,7 @@ def test_one_that_was_not_trusted_decides_if_no_other_is_left(tmp_path):
   assert sorted(ends) == [0, 2]
 
 
-def test_right_replicas_stay(tmp_path):
+def test_replicas_with_equal_gradients_are_not_evicted(tmp_path):
   right, *_ = run(1, None, tmp_path / "alone.jsonl", audit=0.0)
   ends, error, lines = run(3, None, tmp_path / "journal.jsonl", audit=0.5)
   assert error is None

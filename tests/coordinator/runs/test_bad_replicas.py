@@ -72,7 +72,7 @@ def run(data, is_finite, replicas=3, bad=BAD, **options):
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_replica_that_yields_nan_takes_nothing_from_the_others(
+def test_replica_that_yields_nan_costs_the_others_no_sample_or_step(
   kind, tmp_path
 ):
   """Though it is faster than they are."""
@@ -96,7 +96,7 @@ def test_a_replica_that_yields_nan_takes_nothing_from_the_others(
 
 
 @pytest.mark.parametrize("kind", ["leased", "sums", "slots"])
-def test_a_replica_that_yields_nan_at_times_is_used_in_between(kind):
+def test_replica_that_yields_nan_at_times_contributes_in_between(kind):
   more, options = _KINDS[kind]
   data = coordinator.Batches(240, 12, epochs=2, **more)
   count = itertools.count()
@@ -131,7 +131,7 @@ def test_a_sample_that_is_bad_for_all_is_skipped_and_reported(kind, replicas):
     *[(kind, TOO_LARGE) for kind in ("leased", "streaming", "sums", "slots")],
   ],
 )
-def test_the_end_of_data_that_was_never_finite_is_an_error(kind, bad):
+def test_run_without_any_finite_gradient_ends_with_an_error(kind, bad):
   more, options = _KINDS[kind]
   data = coordinator.Batches(48, 12, seed=1, **more)
   with pytest.raises(coordinator.CoordinatorError) as raised:
@@ -144,7 +144,7 @@ def test_the_end_of_data_that_was_never_finite_is_an_error(kind, bad):
   assert re.search(r"by replica: .*replica \d \(\d+\)", text)
 
 
-def test_one_that_is_needed_and_bad_ends_the_run_and_is_named():
+def test_error_names_the_required_replica_whose_gradients_are_nonfinite():
   data = coordinator.Batches(240, 12)
   with pytest.raises(coordinator.CoordinatorError) as raised:
     run(data, lambda replica, samples: replica.replica != 1, timeout=1.5)
@@ -165,7 +165,7 @@ def test_one_that_is_needed_and_bad_ends_the_run_and_is_named():
     coordinator.decoupled_diloco(period=4, fragments=1),
   ],
 )
-def test_a_step_that_is_not_taken_is_a_stall_whatever_arrives(strategy, bad):
+def test_nonfinite_gradients_do_not_defer_the_timeout(strategy, bad):
   """Without leased data: nothing else would ever end it."""
   if strategy is not None and len(bad) == 1:
     pytest.skip("One replica is enough for an exchange.")
@@ -188,7 +188,7 @@ def test_a_step_that_is_not_taken_is_a_stall_whatever_arrives(strategy, bad):
   assert "computing: replica 1" not in text
 
 
-def test_one_whose_contribution_is_refused_is_removed_and_joins_again(
+def test_replica_whose_contribution_is_refused_is_removed_and_rejoins(
   monkeypatch, caplog
 ):
   """Otherwise it would wait for an answer, and the others for it, to `timeout`."""

@@ -24,7 +24,7 @@ def _end(run):
 @pytest.mark.parametrize(
   "width", [pytest.param(40, marks=pytest.mark.nightly), 100_000]
 )
-def test_a_round_trip_of_300_ms(tmp_path, width):
+def test_steps_take_few_round_trips_of_300_ms(tmp_path, width):
   with between_hosts.Run(
     tmp_path, 2, delay=0.15, width=width, pause=0.0
   ) as run:
@@ -36,7 +36,7 @@ def test_a_round_trip_of_300_ms(tmp_path, width):
     _end(run)
 
 
-def test_a_cut_of_three_seconds_is_over_soon_after_it_has_healed(tmp_path):
+def test_run_continues_after_a_cut_of_three_seconds(tmp_path):
   patient = {"silence_timeout": 60.0, "transfer_timeout": 60.0}
   with between_hosts.Run(tmp_path, 2, timeout=480.0, **patient) as run:
     result = run.cut("two replicas", 3.0, both=True)
@@ -62,7 +62,7 @@ def test_a_vanished_host_is_removed_although_no_step_needs_it(tmp_path):
     _end(run)
 
 
-def test_a_newcomer_is_not_outrun(tmp_path):
+def test_newcomer_catches_up_over_a_slow_network(tmp_path):
   """The other one steps alone, more often than means of it can be sent."""
   with between_hosts.Run(tmp_path, 2, width=1_000_000) as run:
     run.run.kill(run.run.everyone[1])
@@ -77,13 +77,13 @@ def test_a_newcomer_is_not_outrun(tmp_path):
 
 
 @pytest.mark.nightly
-def test_hosts_of_ip_version_6(tmp_path):
+def test_run_between_hosts_works_over_ipv6(tmp_path):
   with between_hosts.Run(tmp_path, 2, version=6) as run:
     _end(run)
 
 
 @pytest.mark.nightly
-def test_a_run_outlives_a_bad_network(tmp_path):
+def test_run_survives_a_bad_network(tmp_path):
   """`benchmarks/coordinator/network_faults.py` has all cases; here are some."""
   with between_hosts.Run(tmp_path, 3) as run:
     # Late, narrow and lossy, all together.

@@ -55,7 +55,7 @@ def place(good, tmp_path_factory):
     yield made.address
 
 
-def test_they_may_be_replaced_while_the_run_goes_on(tmp_path):
+def test_certificates_may_be_replaced_during_a_run(tmp_path):
   files = issued.Authority(tmp_path / "old").issue()
   new = issued.Authority(tmp_path / "new").issue()
   with process.start(
@@ -133,7 +133,7 @@ _WRONG = {
 
 
 @pytest.mark.parametrize("make", _WRONG)
-def test_what_is_wrong_with_ones_own_is_named_at_once(
+def test_join_names_what_is_wrong_with_its_own_certificates(
   make, good, authority, tmp_path, place
 ):
   files = make(good, authority, tmp_path)
@@ -142,12 +142,12 @@ def test_what_is_wrong_with_ones_own_is_named_at_once(
     join(place, certificates=files)
 
 
-def test_what_are_no_certificates_is_refused(place, good):
+def test_join_refuses_anything_but_certificates(place, good):
   with pytest.raises(ValueError, match="`certificates` must be Certificates"):
     join(place, certificates=good.files())
 
 
-def test_those_of_another_authority_are_refused_at_once(place, tmp_path):
+def test_join_refuses_a_coordinator_of_another_authority(place, tmp_path):
   files = issued.Authority(tmp_path).issue()
   with pytest.raises(coordinator.JoinRefused) as error:
     join(place, certificates=files)
@@ -157,7 +157,9 @@ def test_those_of_another_authority_are_refused_at_once(place, tmp_path):
   )
 
 
-def test_none_where_the_coordinator_has_some_are_named_at_once(place):
+def test_join_without_certificates_is_refused_if_the_coordinator_has_some(
+  place,
+):
   with pytest.raises(
     coordinator.JoinRefused,
     match="this side has certificates, and the other side none",
@@ -165,7 +167,9 @@ def test_none_where_the_coordinator_has_some_are_named_at_once(place):
     join(place)
 
 
-def test_some_where_the_coordinator_has_none_are_named_at_once(good, tmp_path):
+def test_join_with_certificates_is_refused_if_the_coordinator_has_none(
+  good, tmp_path
+):
   with (
     process.start(SECRET.encode(), port=0, log=tmp_path / "log") as made,
     pytest.raises(
@@ -175,7 +179,9 @@ def test_some_where_the_coordinator_has_none_are_named_at_once(good, tmp_path):
     join(made.address, certificates=good)
 
 
-def test_a_coordinator_needs_them_for_servers_only(authority, tmp_path, good):
+def test_coordinator_may_have_a_certificate_for_servers_only(
+  authority, tmp_path, good
+):
   files = authority.issue("server", "serverAuth")
   with (
     process.start(
@@ -186,7 +192,7 @@ def test_a_coordinator_needs_them_for_servers_only(authority, tmp_path, good):
     assert replica.step(jnp.ones(2)).accepted
 
 
-def test_join_finds_them_in_the_environment(place, good, monkeypatch):
+def test_join_finds_certificates_in_the_environment(place, good, monkeypatch):
   monkeypatch.setenv("OPTAX_DIST_CERTIFICATES", ":".join(good.files()))
   options = {"total_num_replicas": 1, "run": "of one"}
   with join(place, **options) as replica:
@@ -196,7 +202,7 @@ def test_join_finds_them_in_the_environment(place, good, monkeypatch):
     join(place)
 
 
-def test_members_that_refuse_each_other_are_named_soon(
+def test_members_that_distrust_each_other_are_named_before_the_timeout(
   tmp_path, monkeypatch, caplog
 ):
   """The coordinator trusts both authorities, and each of them only its own."""

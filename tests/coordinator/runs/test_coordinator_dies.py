@@ -192,7 +192,7 @@ def test_a_coordinator_that_is_killed_is_started_again(place, inline_bytes):
 
 
 @pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
-def test_the_last_line_counts_gradients_of_all_coordinators(
+def test_last_journal_line_counts_gradients_of_all_coordinators(
   place, inline_bytes
 ):
   loops, ending = _begin(place, 2, inline_bytes=inline_bytes)
@@ -225,7 +225,7 @@ def test_the_last_line_counts_gradients_of_all_coordinators(
 
 
 @pytest.mark.parametrize("phase", ["joining", "fetching_snapshot", "serving"])
-def test_it_is_killed_while_a_replica_joins(place, phase):
+def test_replica_joins_though_the_coordinator_is_killed_meanwhile(place, phase):
   loops, ending = _begin(
     place, 2, total_num_replicas=3, replicas_to_aggregate=2
   )
@@ -249,7 +249,7 @@ def test_it_is_killed_while_a_replica_joins(place, phase):
   _finish(place, loops, ending)
 
 
-def test_it_is_killed_when_the_run_ends(place):
+def test_run_ends_though_the_coordinator_is_killed_at_its_end(place):
   loops, ending = _begin(place, 2)
   _wait(loops)
   # By the first to end, for whose gradient the other one may wait.
@@ -265,7 +265,7 @@ def test_it_is_killed_when_the_run_ends(place):
   assert records[-1]["kind"] == "finish"
 
 
-def test_the_journal_has_the_end_of_the_run_once(place):
+def test_journal_records_the_end_of_the_run_once(place):
   """Whether or not the coordinator had time to write it."""
   log = place.journal.with_name("log")
   start = lambda: process.start(_SECRET.encode(), port=place.port, log=log)
@@ -282,7 +282,7 @@ def test_the_journal_has_the_end_of_the_run_once(place):
   assert whole[-1] == "finish"
 
 
-def test_it_is_stopped_and_goes_on(place):
+def test_stopped_coordinator_is_not_replaced_and_continues(place):
   """Nobody has replaced it: two of them at once would be worse than a pause."""
   loops, ending = _begin(place, 2, silence_timeout=1.0)
   _wait(loops)
@@ -300,7 +300,7 @@ def test_it_is_stopped_and_goes_on(place):
   assert [loop.error for loop in loops] == [None, None]
 
 
-def test_a_coordinator_with_nothing_to_say_is_not_taken_for_dead(place):
+def test_idle_coordinator_is_not_taken_for_dead(place):
   """However short the silence that its members allow."""
   loops, ending = _begin(place, 2, silence_timeout=0.6)
   _wait(loops)
@@ -326,7 +326,7 @@ with coordinator.join(
 """
 
 
-def test_one_that_has_not_started_it_starts_it_again(place):
+def test_replica_restarts_a_coordinator_that_another_process_started(place):
   """The process that has started it dies with it."""
   command = [sys.executable, "-c", _REPLICA]
   secrets = [place.options["coordinator_address"], _SECRET]
@@ -356,7 +356,7 @@ def test_one_that_has_not_started_it_starts_it_again(place):
         one.stdout.close()
 
 
-def test_one_with_a_log_of_its_own_is_left_to_whoever_starts_it(
+def test_replicas_do_not_restart_a_coordinator_with_its_own_log(
   place, tmp_path, caplog
 ):
   """With systemd, say: replicas on its host would take its port and its journal."""
@@ -400,7 +400,7 @@ _MAGIC = b"optax-dist log, format 3\n"
   ],
   ids=["foreign", "format", "damaged", "length", "record"],
 )
-def test_a_log_that_it_can_not_continue_is_named(place, content, words):
+def test_unreadable_log_is_named(place, content, words):
   place.log.parent.mkdir(parents=True)
   place.log.write_bytes(content)
   with pytest.raises(coordinator.CoordinatorError, match=words) as result:
@@ -415,7 +415,7 @@ def test_a_log_that_it_can_not_continue_is_named(place, content, words):
   assert place.log.read_bytes() == content  # Nobody has touched it.
 
 
-def test_a_log_that_can_not_be_written_is_named(place):
+def test_unwritable_log_is_named(place):
   place.log.parent.write_text("a file in place of its folder")
   with pytest.raises(
     coordinator.CoordinatorError, match=f"{place.log} can't be written"
@@ -434,7 +434,7 @@ def test_a_log_that_can_not_be_written_is_named(place):
   [_framed(bytes(100))[:3], _framed(bytes(100))[:30], bytes(300)],
   ids=["head", "record", "zeros"],
 )
-def test_a_record_that_was_written_in_part_is_cut_off(place, written):
+def test_partially_written_record_is_cut_off(place, written):
   """As by a kill in the middle of a write, or a loss of power."""
   loops, ending = _begin(place, 2)
   _wait(loops)

@@ -71,7 +71,7 @@ def test_each_sample_is_in_one_step_of_an_epoch(inline_bytes):
     assert [r.open for r in reports] == [(), ()]
 
 
-def test_a_checkpoint_goes_on_with_what_is_left(tmp_path):
+def test_resumed_run_continues_with_the_remaining_samples(tmp_path):
   """Saved by three after some steps; two continue, with other shares."""
   data = coordinator.Batches(num_samples=66, global_batch=6, seed=3)
   seen = Inbox(data)
@@ -193,7 +193,7 @@ def test_progress_of_an_unknown_step_is_refused():
   ) == [8]
 
 
-def test_abandoned_samples_come_again():
+def test_abandoned_samples_are_leased_again():
   data = coordinator.Batches(num_samples=6, global_batch=2, seed=3)
   drawn = []
 
@@ -211,7 +211,7 @@ def test_abandoned_samples_come_again():
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
-def test_an_interrupted_step_on_samples_goes_on(monkeypatch, inline_bytes):
+def test_interrupted_step_on_samples_continues(monkeypatch, inline_bytes):
   """Ctrl-C before the gradient is submitted: the next call submits it."""
   data = coordinator.Batches(num_samples=6, global_batch=2, seed=3)
   write, calls = means.write, itertools.count()
@@ -235,7 +235,7 @@ def test_an_interrupted_step_on_samples_goes_on(monkeypatch, inline_bytes):
   ) == [{"applied": 3}]
 
 
-def test_mistakes_are_named():
+def test_invalid_data_options_are_refused():
   data = coordinator.Batches(num_samples=6, global_batch=2)
 
   def run(fn, n=1, **arguments):
@@ -266,7 +266,7 @@ def test_mistakes_are_named():
       run(lambda replica: None, data=slots, **arguments)
 
 
-def test_a_journal_replays_without_batches_of_its_own(tmp_path):
+def test_replay_reads_samples_from_the_journal(tmp_path):
   """The samples are in it, also of sums; the parameters come out the same."""
   journal = tmp_path / "journal.jsonl"
   data = coordinator.Batches(50, 12, seed=2)

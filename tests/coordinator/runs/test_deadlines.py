@@ -55,7 +55,7 @@ def hangs():
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_replica_that_hangs_is_named_by_the_error_of_the_other(hangs, phase):
+def test_error_of_the_other_replica_names_the_one_that_hangs(hangs, phase):
   """With what was waited for, and for how long: A6 of docs/assumptions.md."""
   in_time, error = hangs[phase]
   assert in_time, error

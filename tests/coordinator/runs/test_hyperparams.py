@@ -43,7 +43,7 @@ def test_a_rate_is_set_on_all_replicas_for_the_next_step(inline, setters):
   assert result == [(-2.5, 0.25)] * 2
 
 
-def test_one_of_two_requests_at_once_counts_for_all():
+def test_one_of_two_concurrent_requests_wins_on_all_replicas():
   def train(replica):
     replica.step(ONE)
     replica.set_hyperparams(learning_rate=0.25 + 0.25 * replica.replica)
@@ -55,7 +55,7 @@ def test_one_of_two_requests_at_once_counts_for_all():
   assert first[0] in (-1.25, -1.5)
 
 
-def test_a_replica_whose_gradients_are_never_used_can_set_one():
+def test_replica_whose_gradients_are_never_used_can_set_a_rate():
   """K of N: the request does not ride with a gradient."""
   over = threading.Event()
 
@@ -75,7 +75,7 @@ def test_a_replica_whose_gradients_are_never_used_can_set_one():
 
 
 @pytest.mark.parametrize("name", ["local", "elastic", "decoupled"])
-def test_the_replicas_own_optimizers_get_it_at_the_next_exchange(name):
+def test_inner_optimizers_get_a_set_rate_at_the_next_exchange(name):
   strategy = {
     "local": coordinator.local_updates(communication_period=2),
     "elastic": coordinator.elastic_average(
@@ -104,9 +104,7 @@ def test_the_replicas_own_optimizers_get_it_at_the_next_exchange(name):
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_a_set_rate_is_that_of_late_replicas_and_of_resumed_runs(
-  local, tmp_path
-):
+def test_late_replicas_and_resumed_runs_have_the_set_rate(local, tmp_path):
   strategy = None
   if local:
     strategy = coordinator.local_updates(communication_period=1)
@@ -146,7 +144,7 @@ def test_a_set_rate_is_that_of_late_replicas_and_of_resumed_runs(
   assert again == [0.25] * 3
 
 
-def test_all_of_one_name_are_set_but_none_with_a_schedule():
+def test_rates_are_set_by_name_except_those_with_a_schedule():
   make = optax.inject_hyperparams(optax.sgd)
   params = {"a": START, "b": START, "c": START}
   opt = optax.partition(
@@ -169,7 +167,7 @@ def test_all_of_one_name_are_set_but_none_with_a_schedule():
   assert result == {"a": -1.5, "b": -2.5, "c": -8.0}
 
 
-def test_what_is_no_number_of_the_state_is_refused():
+def test_unknown_or_invalid_hyperparameters_are_refused():
   opt = optax.inject_hyperparams(optax.sgd)(
     learning_rate=lambda count: 1.0, momentum=0.5
   )
@@ -188,7 +186,7 @@ def test_what_is_no_number_of_the_state_is_refused():
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_an_edit_of_one_replica_is_refused_and_dropped(local):
+def test_edit_of_the_state_on_one_replica_is_refused_and_dropped(local):
   strategy = None
   if local:
     strategy = coordinator.local_updates(communication_period=1)
@@ -212,7 +210,7 @@ def test_an_edit_of_one_replica_is_refused_and_dropped(local):
   assert result == [-2.0] * 2
 
 
-def test_a_journal_has_what_a_replay_needs(tmp_path):
+def test_replay_applies_hyperparameters_from_the_journal(tmp_path):
   path = tmp_path / "run.jsonl"
 
   def train(replica):

@@ -117,7 +117,7 @@ def test_a_late_replica_goes_on_with_the_schedule_of_the_others(name, inline):
 
 
 @every_strategy
-def test_a_late_replica_may_begin_afresh(name):
+def test_late_replica_may_begin_with_a_fresh_inner_state(name):
   assert Held(name).join(next_count, inner_state="fresh") == 0
 
 
@@ -195,7 +195,7 @@ def test_a_resumed_run_goes_on_with_the_schedule(name, number, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["local", "elastic"])
-def test_a_period_that_was_not_finite_is_taken_again(name):
+def test_nonfinite_period_is_repeated(name):
   """Its parameters and its own optimizer's state were spoilt."""
   opt = optax.chain(optax.trace(0.5), OPT)
 
@@ -235,7 +235,7 @@ def test_a_period_that_was_not_finite_is_taken_again(name):
   ],
   ids=["decoupled", "local"],
 )
-def test_what_is_not_finite_in_its_own_state_alone_does_not_stay(strategy, opt):
+def test_nonfinite_inner_state_is_replaced(strategy, opt):
   """It is not sent, so what is sent is finite when the state is spoilt."""
 
   def bad_once(replica):
@@ -262,7 +262,7 @@ def test_what_is_not_finite_in_its_own_state_alone_does_not_stay(strategy, opt):
   assert number > 3
 
 
-def test_an_inner_state_is_refused_where_there_is_none_or_another():
+def test_unsuitable_inner_state_is_refused():
   run = lambda state, **options: coordinator.run_embedded(
     lambda r: None, 1, OPT, PARAMS, inner_state=state, **options
   )

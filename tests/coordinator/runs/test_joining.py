@@ -50,7 +50,7 @@ def _train(options):
   assert result[0][0] == 6
 
 
-def test_replicas_join_over_ip_version_6():
+def test_replicas_join_over_ipv6():
   try:
     made = process.start(_SECRET.encode(), bind="::1", port=0)
   except (OSError, RuntimeError) as error:
@@ -70,7 +70,7 @@ def test_replicas_join_over_ip_version_6():
     made.stop()
 
 
-def test_a_process_may_listen_where_a_lost_one_did():
+def test_process_may_reuse_the_port_of_a_lost_process():
   """Its name is another one, so it is no process that refuses to be joined."""
   program = (
     "import os, jax.numpy as jnp, optax;"

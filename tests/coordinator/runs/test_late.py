@@ -40,7 +40,7 @@ def test_a_replica_a_few_steps_behind_catches_up_at_once(behind):
   assert [r.error for r in results] == [None] * 3
 
 
-def test_local_steps_end_once_their_round_is_taken_without_them():
+def test_local_steps_end_once_their_round_is_committed_without_them():
   begun, taken, over = (threading.Event() for _ in range(3))
 
   def local(opt, quorum):
@@ -116,7 +116,7 @@ def test_a_replica_that_joins_after_the_end_has_the_final_state(inline):
   )
 
 
-def test_a_late_replica_has_all_digits_of_an_optimizer_state():
+def test_late_replica_receives_the_optimizer_state_in_full_precision():
   """Also where `init` returns a narrower dtype than an update."""
   params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), runs.PARAMS)
   options = {"k": 1, "n": 2, "params": params, "opt": runs.widening()}

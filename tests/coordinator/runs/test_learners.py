@@ -188,7 +188,7 @@ def test_a_learner_trains_on_while_the_others_are_away():
     ("gather", 3, 2),
   ],
 )
-def test_a_learner_dies_in_a_round(phase, nth, victim):
+def test_learners_continue_after_one_dies_in_a_round(phase, nth, victim):
   """The others continue; a replacement ends as they do."""
   world = endpoint.World()
   options = {

@@ -15,7 +15,9 @@ from optax_dist.coordinator.training import waiting as waiting_loop
 
 
 @pytest.mark.parametrize("takes", ["as long as before", "longer"])
-def test_one_that_has_compiled_begins_with_the_next_step(monkeypatch, takes):
+def test_newcomer_that_has_compiled_contributes_to_the_next_step(
+  monkeypatch, takes
+):
   """Its gradient of the step amid which it joins would be for nothing."""
   # However busy the machine is.
   monkeypatch.setattr(waiting_loop, "_LATE", 60.0, raising=False)
@@ -73,7 +75,7 @@ _KINDS = {
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_the_others_go_on_while_a_newcomer_computes_its_first_gradient(kind):
+def test_first_gradient_of_a_newcomer_does_not_block_the_others(kind):
   # Nothing that they might wait for comes about in the time of this test.
   slow = {"timeout": 300.0, "transfer_timeout": 100.0, "silence_timeout": 100.0}
   options = {"k": 3, "n": 3, "quorum": {"lower_on_loss": True}}
@@ -136,7 +138,7 @@ def test_the_others_go_on_while_a_newcomer_computes_its_first_gradient(kind):
   assert all(results[0].prints[s] == results[3].prints[s] for s in both)
 
 
-def test_a_newcomer_tries_samples_on_which_another_one_has_no_finite_gradient():
+def test_newcomer_gets_samples_that_were_nonfinite_on_another_replica():
   """Else the other one would use them all up, and no step would be taken."""
   data = ledger.Batches(num_samples=12, global_batch=2, seed=3)
   options = {"k": 2, "n": 2, "quorum": {"lower_on_loss": True}, "data": data}

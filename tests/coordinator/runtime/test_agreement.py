@@ -87,7 +87,7 @@ def updated_by(use, constant):
   ],
   ids=["float32", "scalar", "NumPy", "bfloat16", "int32", "key"],
 )
-def test_an_update_is_compared_with_the_arrays_that_it_closes_over(use, make):
+def test_comparison_of_optimizers_includes_arrays_in_closures(use, make):
   ours, same, other = (
     agreed(opt=updated_by(use, make(number))) for number in (2, 2, 3)
   )
@@ -159,7 +159,7 @@ def _end(results, *some):
   return [type(result.error) for result in results]
 
 
-def test_most_replicas_decide_what_all_must_have(caplog, tmp_path):
+def test_replica_that_differs_from_the_majority_is_refused(caplog, tmp_path):
   """Not the one that comes first: it is named, and ends at once."""
   options = {"k": 3, "n": 3}
   results = [runs.Result() for _ in range(4)]

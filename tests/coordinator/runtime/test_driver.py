@@ -81,7 +81,7 @@ def until(one, core, kind):
   raise AssertionError(f"no {kind.__name__} in {core.seen}")
 
 
-def test_disconnecting_fails_what_waits_for_that_peer(driven):
+def test_disconnecting_fails_all_waits_for_that_peer(driven):
   one, core = driven
   core.does[inputs.Started] = [collect("mute")]
   core.does[type(WAKE)] = [fx.Disconnect("mute", "it is no member")]
@@ -120,7 +120,7 @@ def test_a_coordinator_that_has_died_is_started_again(world, how):
   assert started == ([how] if how != "left" else [])
 
 
-def test_it_says_what_the_core_waits_for(driven):
+def test_driver_reports_what_the_core_waits_for(driven):
   one, _ = driven
   assert one.missing() == "Its event loop does not answer."
   one.start()
@@ -129,7 +129,7 @@ def test_it_says_what_the_core_waits_for(driven):
   assert text == "It waits for the end of the script."
 
 
-def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):
+def test_passed_deadline_does_not_keep_the_driver_from_polling(driven):
   """What would end the core's wait is among the events to poll."""
   one, core = driven
   core.deadline = lambda: 0.0
@@ -138,7 +138,7 @@ def test_a_deadline_that_has_passed_does_not_keep_it_from_polling(driven):
   assert one.loop.due == 0.0
 
 
-def test_peers_learn_what_an_event_loop_has_raised(driven, world):
+def test_peers_receive_the_error_that_an_event_loop_raised(driven, world):
   one, core = driven
   peer = world.connect("peer")
   peer.transport.connect(one._transport.name, one._transport.address)

@@ -16,14 +16,14 @@ def _shared():
   return made
 
 
-def test_no_old_state_passes_for_the_one_before_a_commit_in_a_snapshot(shared):
+def test_snapshot_is_the_state_before_the_commits_it_contains(shared):
   snapshot = State(9, "snapshot")
   shared.notify(Published(snapshot, False))
   shared.notify(fx.Resolved(4, "", 7))
   assert shared.before(4) is snapshot
 
 
-def test_an_answer_may_come_while_others_are_forgotten(shared):
+def test_answer_that_arrives_while_others_are_forgotten_is_kept(shared):
   """The event loop notifies, and the training loop forgets, in two threads."""
 
   class Number(int):

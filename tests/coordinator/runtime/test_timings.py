@@ -24,7 +24,7 @@ from optax_dist.coordinator.server import journal_lines
 ONE = timings.Timings(1.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
 
 
-def test_timings_that_are_no_numbers_are_refused():
+def test_nonfinite_timings_are_refused():
   """A member's nonsense is counted, like any other."""
   arrive = messages.SubmitGradient(*(0, 0, 0, 1, True), timings=ONE)
   sent = messages.MESSAGES.encode(arrive)
@@ -40,7 +40,7 @@ def test_timings_that_are_no_numbers_are_refused():
   [(64, 2), (64, 1), (64, 4), (400_000, 2)],
   ids=["inline", "backup", "sums", "exchanged"],
 )
-def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
+def test_journal_accounts_for_each_second(tmp_path, nbytes, k):
   """start, computing, encoding and waiting follow each other without a gap."""
   zeros = np.zeros(nbytes // 4, np.float32)
   # Or one could make all steps before the other is in.

@@ -41,7 +41,7 @@ def test_an_nnx_state_is_a_tree_like_any_other():
   assert jax.tree.structure(grads) == jax.tree.structure(params)
 
 
-def test_other_containers_with_the_same_keys_will_do():
+def test_other_containers_with_the_same_keys_are_accepted():
   from flax.core import FrozenDict
 
   template = trees.Template({"a": jnp.ones(2), "b": {"c": jnp.ones(3)}})

@@ -28,7 +28,7 @@ def watching(limit, awaited, evict):
   return watchdog.Watchdog(limit, stopwatch, "replica 7", awaited, evict)
 
 
-def test_by_default_the_limit_follows_the_steps_and_is_shorter_if_others_wait():
+def test_default_limit_follows_step_times_and_is_shorter_if_others_wait():
   stopwatch, now = timings.Stopwatch(), 100.0
   steps = watchdog.Steps(RULE, stopwatch)
   assert steps.deadline == 180.0
@@ -65,7 +65,7 @@ def test_time_asleep_does_not_count(monkeypatch):
   assert len(times) > 100
 
 
-def test_the_watched_thread_comes_first_in_the_stacks(monkeypatch):
+def test_watched_thread_is_first_in_the_printed_stacks(monkeypatch):
   # Other tests may have left threads, whose stacks would take the room.
   monkeypatch.setattr(watchdog, "_MAX_STACK_CHARS", 1 << 24)
   event, inside = threading.Event(), threading.Barrier(4, timeout=60.0)

@@ -42,7 +42,7 @@ def _begun(tmp_path):
   return path, lines
 
 
-def test_the_line_of_a_step_has_all_that_is_known_of_it(tmp_path):
+def test_journal_line_of_a_step_has_all_details(tmp_path):
   path, lines = _begun(tmp_path)
   lines.write(_commit(0))
   lines.close()
@@ -66,7 +66,7 @@ def test_a_weight_is_exact(tmp_path, weight):
   assert run_journals.whole(path)[1]["members"][0]["weight"] == weight
 
 
-def test_a_new_coordinator_writes_the_steps_that_the_file_lacks(tmp_path):
+def test_new_coordinator_writes_the_steps_that_the_journal_lacks(tmp_path):
   path, first = _begun(tmp_path)
   first.write(_commit(0))
   first.close()  # It is killed before it writes the next one.
@@ -77,7 +77,7 @@ def test_a_new_coordinator_writes_the_steps_that_the_file_lacks(tmp_path):
   assert [r.get("step") for r in records] == [0, 0, 1]
 
 
-def test_a_new_coordinator_says_what_it_does_not_know_any_more(tmp_path):
+def test_new_coordinator_records_a_gap_for_steps_it_no_longer_has(tmp_path):
   """Of the steps that the last one could not write: the log keeps the latest."""
   path, first = _begun(tmp_path)
   first.write(_commit(0))
@@ -97,7 +97,7 @@ def _written(path):
   return [r["step"] for r in result if r and r["kind"] == "commit"]
 
 
-def test_a_coordinator_writes_on_where_others_have_written_less(tmp_path):
+def test_coordinator_appends_after_lines_of_another_coordinator(tmp_path):
   path, lines = _begun(tmp_path)
   lines.write(_commit(0))
   with journal.Journal(path) as other:
@@ -155,7 +155,7 @@ def test_a_run_that_begins_on_a_full_disk_is_in_its_journal(tmp_path, caplog):
   assert [r["step"] for r in rest] == [0, 1]
 
 
-def test_a_file_that_can_not_be_opened_is_tried_again(tmp_path, caplog):
+def test_opening_the_journal_is_retried(tmp_path, caplog):
   path = tmp_path / "later" / "run.jsonl"
   lines = journal_lines.JournalLines(str(path), {"strategy": "s"}, [_commit(3)])
   lines.write(_commit(4))
@@ -171,7 +171,9 @@ def test_a_file_that_can_not_be_opened_is_tried_again(tmp_path, caplog):
   assert _written(path) == [3, 4, 5]
 
 
-def test_what_is_missing_is_said(tmp_path, caplog, monkeypatch):
+def test_missing_lines_are_counted_in_the_journal_and_the_log(
+  tmp_path, caplog, monkeypatch
+):
   monkeypatch.setattr(journal_lines, "_MOST_WAITING", 3)
   path, lines = _begun(tmp_path)
   with _full(path):

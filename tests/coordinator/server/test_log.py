@@ -31,7 +31,7 @@ def _committed(step):
   return Committed(RoundId(0, step, 1), _PARTS, b"mean", False, (), ())
 
 
-def test_power_loss_takes_away_steps_alone(tmp_path, monkeypatch):
+def test_power_loss_loses_only_steps(tmp_path, monkeypatch):
   path, synced = tmp_path / "log", []
   sync = os.fsync
 
@@ -76,7 +76,7 @@ def test_a_loss_of_power_before_the_first_record_leaves_an_empty_log(
     records.close()
 
 
-def test_a_loss_of_power_takes_away_no_file(tmp_path, monkeypatch):
+def test_power_loss_loses_no_file(tmp_path, monkeypatch):
   """A file has its name after it only if the folder is synced."""
   path, named = tmp_path / "log", {}
   sync = os.fsync
@@ -99,7 +99,7 @@ def test_a_loss_of_power_takes_away_no_file(tmp_path, monkeypatch):
   records.close()
 
 
-def test_a_log_has_one_coordinator_whatever_it_is_called(tmp_path):
+def test_log_has_one_coordinator_under_all_its_names(tmp_path):
   path, link = tmp_path / "log", tmp_path / "link"
   link.symlink_to(path)
   records = log.FileRecords(path)
@@ -138,7 +138,7 @@ def test_a_file_that_is_in_the_way_is_named(tmp_path):
     log.FileRecords(path)
 
 
-def test_what_does_not_fit_on_a_full_disk_takes_no_room(tmp_path):
+def test_failed_write_on_a_full_disk_leaves_no_file(tmp_path):
   """It is tried again and again, and others need what is left."""
   records = log.FileRecords(tmp_path / "log")
   assert not [*records.read()]

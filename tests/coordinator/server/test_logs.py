@@ -35,7 +35,7 @@ def _join(address, width=2, opt=None, **options):
   )
 
 
-def test_with_any_port_it_continues_no_log_of_another_run(
+def test_coordinator_at_any_free_port_continues_no_existing_log(
   tmp_path, monkeypatch
 ):
   """The port may be one at which a job was a moment ago."""
@@ -104,7 +104,7 @@ def test_a_folder_for_temporary_files_that_others_own_is_named(
   assert mine.read_text() == "of this user"
 
 
-def test_nothing_is_left_of_a_run_that_is_over(tmp_path, monkeypatch):
+def test_finished_run_leaves_no_log(tmp_path, monkeypatch):
   """The next one at this port, of the same name, begins anew."""
   monkeypatch.setenv("TMPDIR", str(tmp_path))
   (port,) = addresses.free_ports()
@@ -119,7 +119,7 @@ def test_nothing_is_left_of_a_run_that_is_over(tmp_path, monkeypatch):
     assert not [*log.parent.iterdir()]
 
 
-def test_the_log_of_another_job_is_named_and_no_replica_of_it_is_there(
+def test_log_of_another_job_without_replicas_is_named(
   tmp_path,
 ):
   with process.start(_SECRET.encode(), port=0, log=tmp_path / "log") as place:
@@ -154,7 +154,7 @@ def test_a_run_goes_on_while_its_log_can_not_be_written(tmp_path, caplog):
   assert "The run goes on; " in caplog.text
 
 
-def test_it_starts_again_while_the_disk_is_full(tmp_path, caplog):
+def test_coordinator_restarts_while_the_disk_is_full(tmp_path, caplog):
   log = tmp_path / "log"
   (port,) = addresses.free_ports()
   with contextlib.ExitStack() as started:

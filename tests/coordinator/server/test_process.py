@@ -35,7 +35,7 @@ def join(place, **options):
   )
 
 
-def test_one_without_members_exits_by_itself(tmp_path):
+def test_coordinator_without_members_exits(tmp_path):
   place = process.start(SECRET, port=0, idle=0.2, log=tmp_path / "log")
   # Waited for, so that it leaves no zombie.
   waiting.until(lambda: place.process.returncode is not None)
@@ -52,7 +52,7 @@ def test_draining_waits_for_the_last_member(tmp_path):
     assert place.process.wait(60.0) == 0
 
 
-def test_one_has_any_number_of_runs_one_after_another(tmp_path):
+def test_coordinator_hosts_several_runs_in_succession(tmp_path):
   """It holds no file of one that nobody has any more."""
   with process.start(SECRET, port=0, log=tmp_path / "log") as place:
     files = lambda: len(os.listdir(f"/proc/{place.process.pid}/fd"))
@@ -95,7 +95,9 @@ def test_a_taken_port_is_named(tmp_path):
       process.start(SECRET, port=port, log=tmp_path / "other")
 
 
-def test_what_a_process_says_before_it_dies_is_the_error(tmp_path, monkeypatch):
+def test_error_quotes_what_a_process_printed_before_it_died(
+  tmp_path, monkeypatch
+):
   python = tmp_path / "python"
   python.write_text("#!/bin/sh\necho no such module >&2\nexit 3\n")
   python.chmod(0o755)
@@ -109,7 +111,7 @@ def test_beyond_loopback_a_secret_is_required():
     process.start(b"", bind="0.0.0.0", port=0)
 
 
-def test_why_it_waits_is_said_once_until_that_is_over():
+def test_coordinator_prints_each_reason_to_wait_once():
   """Of several servers of etcd another one may be the last to be asked."""
   code = """
 from optax_dist.coordinator.extras.etcd import lease
@@ -134,7 +136,7 @@ __main__.run(process.Settings(), b"", "etcd://127.0.0.1")
   ]
 
 
-def test_it_ends_with_its_owner(tmp_path):
+def test_coordinator_ends_with_its_owner(tmp_path):
   code = (
     "from optax_dist.coordinator.server import process\n"
     "import os, sys\n"
@@ -151,7 +153,7 @@ def test_it_ends_with_its_owner(tmp_path):
   left_over.wait_for_end(int(ended.stdout))
 
 
-def test_starts_without_what_takes_long_to_import():
+def test_coordinator_does_not_import_slow_packages():
   """Members wait for it when it starts again."""
   script = (
     "import sys; import optax_dist.coordinator.server.__main__;"

@@ -40,7 +40,7 @@ def test_local_updates_have_the_numbers_of_diloco():
     close(result.value, center)
 
 
-def test_local_updates_that_come_too_late_begin_again():
+def test_late_local_updates_begin_again():
   strategy = strategies.local_updates(communication_period=2)
   amid = threading.Event()
 
@@ -65,7 +65,7 @@ def test_local_updates_that_come_too_late_begin_again():
   assert [r.error for r in results] == [None] * 3
 
 
-def test_who_joins_amid_a_round_counts_by_its_steps():
+def test_replica_that_joins_amid_a_round_counts_by_its_steps():
   """One has taken 2 of 6 steps, so its change counts by a third."""
   strategy = strategies.local_updates(communication_period=6)
   ones = jnp.ones(3)

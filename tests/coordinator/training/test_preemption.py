@@ -21,7 +21,7 @@ from optax_dist.coordinator.transport import addresses
 _SECRET = "a secret of enough bytes"
 
 
-def test_after_half_of_the_grace_a_replica_leaves_in_any_case():
+def test_replica_leaves_after_half_of_the_grace_period():
   made = preemption.Preemption("save", 0.0)
   made.joined()
   made._on_signal(signal.SIGTERM, None)
@@ -29,7 +29,7 @@ def test_after_half_of_the_grace_a_replica_leaves_in_any_case():
   assert made.is_time(save=False, settled=False)
 
 
-def test_a_signal_that_was_dropped_before_it_is_a_member_ends_it_later():
+def test_suppressed_exit_before_joining_ends_the_replica_later():
   made = preemption.Preemption("leave", 60.0)
   made.check()
   with pytest.raises(SystemExit):
@@ -40,7 +40,7 @@ def test_a_signal_that_was_dropped_before_it_is_a_member_ends_it_later():
   assert made.is_time(save=False, settled=True)
 
 
-def test_a_handler_of_the_program_stays():
+def test_handlers_of_the_program_are_left_in_place():
   made = preemption.Preemption("leave")
   mine = lambda number, frame: None
   before = signal.signal(signal.SIGTERM, mine)
@@ -79,7 +79,7 @@ def test_a_handler_of_the_program_stays():
 
 
 @pytest.mark.parametrize(("mode", "grace"), [("leave", 60.0), ("save", 0.0)])
-def test_a_replica_that_only_abandons_gradients_leaves_too(mode, grace):
+def test_replica_that_only_abandons_gradients_leaves_on_sigterm(mode, grace):
   """As one that is too slow for each step: `if is_stale: abandon(); continue`."""
   one = runs.make(endpoint.World(), 0, k=1, n=1)
   made = preemption.Preemption(mode, grace)
@@ -91,7 +91,7 @@ def test_a_replica_that_only_abandons_gradients_leaves_too(mode, grace):
     assert one.has_left
 
 
-def test_a_replica_that_waits_for_others_leaves_after_half_of_the_grace():
+def test_waiting_replica_leaves_after_half_of_the_grace_period():
   """They take longer than its scheduler leaves it."""
   left = threading.Event()
 
@@ -116,7 +116,7 @@ def test_a_replica_that_waits_for_others_leaves_after_half_of_the_grace():
 
 
 @pytest.mark.parametrize("mode", ["leave", "save"])
-def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
+def test_preempted_replica_leaves_without_losing_a_gradient(mode, tmp_path):
   """The other replica continues, as a thread, and then ends the run."""
   options = {
     "total_num_replicas": 2,

@@ -45,7 +45,7 @@ def answer(seen, reason, sequence):
   seen.answers[sequence] = Resolved(sequence, reason, 0)
 
 
-def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
+def test_sum_is_submitted_once_it_has_the_requested_gradients():
   seen = Told(requested=2)
   submission = begin(seen)
   assert give(submission, seen, 3) is None
@@ -72,7 +72,7 @@ def taken():
   return seen, submission
 
 
-def test_each_sum_of_a_step_has_an_outcome_of_its_own():
+def test_each_sum_of_a_step_has_its_own_outcome():
   seen, submission = taken()
   give(submission, seen, 4)
   answer(seen, "", 0)
@@ -84,7 +84,7 @@ def test_each_sum_of_a_step_has_an_outcome_of_its_own():
   assert not submission.waits()
 
 
-def test_what_is_computed_beside_a_sum_that_counts_is_superseded():
+def test_gradient_computed_while_the_sum_is_accepted_is_superseded():
   seen, submission = taken()
   give(submission, seen, 4)
   seen.answers[1] = Taken(1)
@@ -98,7 +98,7 @@ def test_what_is_computed_beside_a_sum_that_counts_is_superseded():
   assert submission.counts == {"applied": 2, "superseded": 1}
 
 
-def test_a_dropped_sum_is_computed_again_and_the_taken_one_stays():
+def test_only_the_dropped_of_two_sums_is_computed_again():
   seen, submission = taken()
   give(submission, seen, float("nan"))
   answer(seen, "non_finite", 1)
@@ -129,7 +129,9 @@ def test_a_late_gradient_is_reported_without_its_numbers(abandoned):
 
 
 @pytest.mark.parametrize("admitted_again", [False, True])
-def test_after_a_stale_gradient_it_waits_for_newer_parameters(admitted_again):
+def test_stale_gradient_is_followed_by_a_wait_for_newer_parameters(
+  admitted_again,
+):
   """Or until it is admitted again, with those of then."""
   seen = Told()
   submission = begin(seen)
@@ -144,7 +146,7 @@ def test_after_a_stale_gradient_it_waits_for_newer_parameters(admitted_again):
   assert not submission.waits()
 
 
-def test_local_steps_on_samples_that_are_leased_no_more_end_the_sum():
+def test_local_steps_on_expired_leases_end_the_sum():
   """Otherwise the rest of the new lease might not fill a round."""
   seen = Told(lease=(1, ((0, 4),)))
   submission = begin(seen, samples=2)
@@ -165,7 +167,7 @@ def draws(seen, spans):
   return begin(seen, samples=2, window=8)
 
 
-def test_a_dropped_sum_of_slots_leaves_the_taken_one():
+def test_dropped_sum_of_slots_leaves_the_accepted_sum():
   seen = Told()
   submission = draws(seen, ((0, 2),))
   submission.draw()
@@ -187,7 +189,7 @@ def test_a_dropped_sum_of_slots_leaves_the_taken_one():
   assert submission.counts == {"applied": 0, "returned": 1}
 
 
-def test_slots_of_a_taken_sum_that_is_dropped_are_computed_again():
+def test_slots_of_an_accepted_sum_that_is_dropped_are_computed_again():
   """As after a coordinator that has started again, which takes only some of them."""
   seen = Told(lease=(1, ((0, 2),)))
   submission = draws(seen, ())

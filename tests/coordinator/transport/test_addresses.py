@@ -43,7 +43,7 @@ def test_invalid_addresses_are_refused(text):
 
 
 @pytest.mark.parametrize("text", ["a:1,b:1", "unix:abc", "a:1,unix:abc"])
-def test_a_coordinator_is_at_one_host(text, tmp_path, capsys):
+def test_coordinator_address_has_one_host_and_port(text, tmp_path, capsys):
   job = ("--nodes", "1", "--node-rank", "0", "--address", text)
   for command in (
     ("launch", *job, "--", "true"),
@@ -61,7 +61,7 @@ def test_a_coordinator_is_at_one_host(text, tmp_path, capsys):
     )
 
 
-def test_a_mistyped_address_of_etcd_is_told_without_its_password():
+def test_error_about_an_etcd_url_hides_its_password():
   with pytest.raises(ValueError, match="got 'a:2379'") as error:
     addresses.parse("etcd:/me:hidden@a:2379")
   assert "hidden" not in str(error.value)

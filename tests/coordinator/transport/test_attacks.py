@@ -90,7 +90,7 @@ _NONSENSE = [
 
 
 @pytest.mark.parametrize("text", _NONSENSE)
-def test_nonsense_ends_its_own_connection_alone(attacked, text):
+def test_malformed_bytes_end_only_their_own_connection(attacked, text):
   world, a, _ = attacked
   sock = _stranger(a, world.kind)
   with contextlib.suppress(OSError):
@@ -99,7 +99,7 @@ def test_nonsense_ends_its_own_connection_alone(attacked, text):
   assert world.events == {"a": [], "b": []}
 
 
-def test_random_bytes_end_their_own_connections_alone(attacked):
+def test_random_bytes_end_only_their_own_connections(attacked):
   world, a, b = attacked
   rng = random.Random(7)
   for i in range(100):
@@ -112,7 +112,7 @@ def test_random_bytes_end_their_own_connections_alone(attacked):
   assert world.events == {"a": [], "b": []}
 
 
-def test_half_a_handshake_ends_with_its_deadline(attacked):
+def test_incomplete_handshake_ends_at_its_deadline(attacked):
   world, a, _ = attacked
   silent, half = _stranger(a, world.kind), _stranger(a, world.kind)
   half.sendall(b"OxDt\x01\x00"[: 3 if world.kind != "tls" else 0])
@@ -138,7 +138,7 @@ def test_a_flood_of_connections_keeps_no_member_out(attacked):
   world.run_until(lambda: not _strangers(a))
 
 
-def test_the_secret_must_be_the_same_and_so_must_the_run(attacked):
+def test_peers_of_another_secret_or_run_are_refused(attacked):
   world, _a, _ = attacked
   for options in (
     {"secret": b"another secret of 16"},
@@ -154,7 +154,7 @@ def test_the_secret_must_be_the_same_and_so_must_the_run(attacked):
   assert not world.events["a"]
 
 
-def test_a_recorded_connection_can_not_be_played_again(new_world):
+def test_recorded_connection_cannot_be_replayed(new_world):
   world = new_world("tcp")
   a, b = world.add("a", run=b"run 1"), world.add("b", run=b"run 1")
   proxy = world.proxy(b)
@@ -183,7 +183,7 @@ def test_a_recorded_connection_can_not_be_played_again(new_world):
     random.Random(1).randbytes(10_000),
   ],
 )
-def test_a_member_that_sends_nonsense_is_lost(world, frame):
+def test_member_that_sends_malformed_frames_is_lost(world, frame):
   _a, b = world.pair()
   c = world.add("c")
   world.connect("c", "a")
@@ -196,7 +196,7 @@ def test_a_member_that_sends_nonsense_is_lost(world, frame):
   world.wait_for("a", interface.Message)
 
 
-def test_a_man_in_the_middle_can_change_nothing(new_world):
+def test_man_in_the_middle_cannot_change_messages(new_world):
   # Only one connection leads through, whose handshake may take long.
   limits = dataclasses.replace(_QUICK, handshake=100)
   world = new_world("tcp", limits=limits)

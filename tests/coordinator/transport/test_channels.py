@@ -10,7 +10,7 @@ from optax_dist.coordinator.transport import channels
 @pytest.mark.parametrize(
   ("seconds", "told"), [(2.5, 2500), (1e9, (1 << 31) - 1)]
 )
-def test_the_kernel_gives_up_after_the_same_silence(seconds, told):
+def test_kernel_timeout_equals_the_silence_timeout(seconds, told):
   """Of bytes that nobody acknowledges; and small messages go at once."""
   with socket.create_server(("127.0.0.1", 0)) as listener:
     sock = socket.create_connection(listener.getsockname(), 60.0)

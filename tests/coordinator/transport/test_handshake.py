@@ -50,7 +50,7 @@ def _talk(dialer, acceptor, size=10_000):
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
-def test_the_smaller_name_decides(names):
+def test_smaller_name_decides_which_connection_is_kept(names):
   dialer, acceptor = _pair(*names)
   _feed(acceptor, _take(dialer))
   _feed(dialer, _take(acceptor))

@@ -41,7 +41,7 @@ def test_both_sides_get_a_peer_up_event(world):
   assert list(b.peers()) == ["a"]
 
 
-def test_it_is_known_whether_all_peers_read_the_same_memory(world):
+def test_transport_knows_whether_all_peers_share_memory(world):
   a, far = world.add("a", server="far"), world.add("far")
   assert not a.shares_memory
   world.add("b")
@@ -267,7 +267,7 @@ def test_a_goodbye_tells_its_reason_after_all_messages(world):
   assert not b.send("a", [b"x"])
 
 
-def test_a_goodbye_fails_the_arrays_on_both_ends(world):
+def test_goodbye_fails_arrays_on_both_sides(world):
   a, b = world.pair()
   a.expect("b", 1, bytearray(100), in_place=True)
   a.send_array("b", 2, bytes(3_000_000))
@@ -333,7 +333,7 @@ def test_a_peer_can_connect_again(world):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_two_that_connect_at_once_have_one_connection(world, seed):
+def test_peers_that_connect_to_each_other_share_one_connection(world, seed):
   a, b = world.add("a"), world.add("b")
   rng = np.random.default_rng(seed)
   for one, other in rng.permutation([("a", "b"), ("b", "a")]):
@@ -352,7 +352,7 @@ def test_two_that_connect_at_once_have_one_connection(world, seed):
     ]
 
 
-def test_a_peer_has_ended_if_another_answers_at_its_address(world):
+def test_peer_has_ended_if_another_process_answers_at_its_address(world):
   a = world.add("a")
   world.add("b")
   a.connect("c", world.address("b"))
@@ -401,7 +401,7 @@ def test_an_invalid_name_or_address_is_unreachable_at_once(
   assert a.poll(0) == []
 
 
-def test_an_ended_peer_is_gone_at_once(world):
+def test_ended_peer_is_reported_at_once(world):
   limits = interface.Limits(connect=60.0)
   a, b = world.add("a", limits=limits), world.add("b")
   address = world.address("b")
@@ -416,7 +416,7 @@ def test_an_ended_peer_is_gone_at_once(world):
   assert "it has ended" in event.reason
 
 
-def test_polls_end_with_their_time_and_with_a_wake(world):
+def test_poll_returns_after_its_timeout_or_a_wake(world):
   a = world.add("a")
   begun = time.monotonic()
   assert a.poll(0.05) == []

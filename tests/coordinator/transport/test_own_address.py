@@ -80,12 +80,14 @@ def _own(host, bind=None):
     (["fe80::1%3"], None, "fe80::2%eth3", ("::", "fe80::2%eth3")),
   ],
 )
-def test_what_a_name_means_decides(network, resolved, v4, v6, own):
+def test_resolved_addresses_decide_where_to_listen(
+  network, resolved, v4, v6, own
+):
   network({"store": resolved}, v4, v6)
   assert _own("store") == own
 
 
-def test_the_name_of_this_host_is_no_loopback(network):
+def test_name_of_this_host_is_not_advertised_as_loopback(network):
   """To others it is another address."""
   for name in (_MINE, _MINE.upper()):
     network({name: ["127.0.0.1"]}, "10.0.0.2")
@@ -100,14 +102,14 @@ def test_a_link_local_address_keeps_its_interface(network):
   assert addresses.resolve(way.host) == [ip]
 
 
-def test_a_listener_of_one_family_is_not_advertised_in_the_other(network):
+def test_listener_is_not_advertised_in_the_other_address_family(network):
   network({"store": ["fd00::1"]}, None, "fd00::2")
   with pytest.raises(ValueError, match="no address that others could reach"):
     _own("store", bind="0.0.0.0")
 
 
 @pytest.mark.parametrize("secret", [None, "a secret of enough bytes"])
-def test_a_name_that_is_not_known_is_the_error(network, monkeypatch, secret):
+def test_join_reports_an_unknown_host_name(network, monkeypatch, secret):
   network({"127.0.0.1": ["127.0.0.1"]}, "10.0.0.2")
   monkeypatch.setattr(addresses, "_UNKNOWN_SECONDS", 0.0)
   with pytest.raises(ValueError, match=r"the name 'nowhere' can't be resolved"):

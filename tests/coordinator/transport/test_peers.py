@@ -60,7 +60,7 @@ def test_a_peer_that_does_not_read_is_lost_and_the_others_receive(connect):
   assert not world.events["a"]
 
 
-def test_last_message_of_a_closed_peer_is_received_by_one_that_writes(connect):
+def test_last_message_of_a_closed_peer_is_received_while_sending(connect):
   """Writing fails before what the peer wrote is read."""
   _, (a, b) = connect("a", "b")
   a.send("b", [b"the last message"])

@@ -53,7 +53,7 @@ class _Side:
       text = text[n:]
 
 
-def test_what_waits_is_counted_until_it_is_written():
+def test_backlog_is_counted_until_it_is_written():
   """Or twice as much as is allowed could wait for a peer that does not read."""
   side = _Side(None)
   for _ in range(20):
@@ -108,9 +108,7 @@ def test_frames_may_be_cut_anywhere(signed, seed):
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("how", ["cancelled", "closed in order"])
-def test_memory_may_be_reused_once_an_array_was_given_up_half_written(
-  signed, how
-):
+def test_memory_of_a_cancelled_array_may_be_reused(signed, how):
   array = np.arange(300_000).astype(np.uint8)
   complete = 0
   for cut in range(0, array.size, 29_989):
@@ -159,7 +157,7 @@ def test_each_changed_byte_of_a_signed_frame_is_found():
     assert len(other.events) == (at >= first), at
 
 
-def test_frames_of_another_connection_or_another_place_are_refused():
+def test_frames_out_of_order_or_of_another_connection_are_refused():
   one, other = _sides()
   one.session.send([b"first"])
   first = one.written()
@@ -220,7 +218,7 @@ def test_faulty_frames_are_refused(kind, number, body):
     side.read(head + number.to_bytes(8, "little") + body)
 
 
-def test_more_than_was_expected_is_refused():
+def test_more_bytes_than_expected_are_refused():
   def piece(nbytes):
     head = nbytes.to_bytes(4, "little") + bytes([4])
     return head + (5).to_bytes(8, "little") + bytes(nbytes)

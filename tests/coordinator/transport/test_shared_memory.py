@@ -51,7 +51,7 @@ def test_peers_map_memory_read_only():
     lambda memory: np.frombuffer(memory[3:], np.uint8).data[:5],
   ],
 )
-def test_a_buffer_is_given_out_again_once_there_is_no_view_of_it(view):
+def test_buffer_is_reused_once_there_is_no_view_of_it(view):
   files = _files()
   pool = shared_memory.Pool()
   one = pool.allocate(100_000)
@@ -110,7 +110,7 @@ def test_memory_that_could_shrink_is_not_mapped():
   pool.close()
 
 
-def test_a_file_that_a_reader_would_wait_for_is_not_mapped(tmp_path):
+def test_pipe_is_not_mapped(tmp_path):
   pool = shared_memory.Pool()
   region = pool.find(pool.allocate(shared_memory.LEAST))
   os.mkfifo(tmp_path / "pipe")

@@ -90,7 +90,7 @@ def through_proxy(tcp):
   return tcp, a, b, proxy
 
 
-def test_a_cut_is_noticed_at_once(through_proxy):
+def test_broken_connection_is_noticed_at_once(through_proxy):
   world, a, b, proxy = through_proxy
   b.expect("a", 1, bytearray(50_000_000), in_place=True)
   a.send_array("b", 1, bytes(50_000_000))
@@ -137,7 +137,7 @@ _LEARNS = liveness.Rule(floor=10.0, first=1e4, ceiling=1e4)
   [(dataclasses.replace(_LOSES, silence=_LEARNS), worlds.VirtualClock)],
   ids=[""],
 )
-def test_how_long_a_peer_may_be_silent_is_learned(tcp):
+def test_silence_limit_of_a_peer_is_learned(tcp):
   a, b = tcp.pair()
   (link,) = a._connections._links
   silences = link.memory.silences
@@ -186,7 +186,7 @@ def test_a_slow_transfer_is_not_stuck(through_proxy):
 
 
 @_loses_the_silent
-def test_a_peer_silent_after_an_absence_is_lost_in_time(tcp):
+def test_peer_that_stays_silent_after_a_pause_is_lost_in_time(tcp):
   """It would be borne for as long as the absence was, once more."""
   a, b = tcp.pair()
   (link,) = a._connections._links
@@ -217,7 +217,7 @@ def test_a_process_that_was_stopped_does_not_lose_all_its_peers(tcp):
   b.close()
 
 
-def test_256_connections_in_one_loop(new_world):
+def test_one_event_loop_serves_256_connections(new_world):
   limits = dataclasses.replace(_PATIENT, heartbeat=1.0)
   world = new_world("tcp", limits=limits)
   leader = world.add("leader")
@@ -275,7 +275,7 @@ def test_100_reconnects_leave_nothing_behind(world):
 
 
 @pytest.mark.parametrize("bind", ["::1", "::"])
-def test_ipv6(bind, new_world):
+def test_transport_listens_and_connects_over_ipv6(bind, new_world):
   try:
     socket.create_server(("::1", 0), family=socket.AF_INET6).close()
   except OSError:

@@ -29,7 +29,7 @@ def _replace(files, by):
     shutil.copy(getattr(by, name), getattr(files, name))
 
 
-def test_what_was_read_stays_until_all_files_are_replaced(
+def test_old_certificates_are_used_until_all_files_are_replaced(
   authority, world, tmp_path, caplog
 ):
   files = authority.issue()
@@ -49,7 +49,7 @@ def test_what_was_read_stays_until_all_files_are_replaced(
   world.wait_for("c", interface.PeerUp)
 
 
-def test_each_side_says_what_the_other_can_not_know(
+def test_each_side_reports_why_it_refuses_the_other(
   authority, world, tmp_path, caplog
 ):
   a = authority.issue()
@@ -84,7 +84,7 @@ _NO_CLIENT = "its extended key usage does not allow this side of a connection"
     ({"usage": "serverAuth"}, "", _NO_CLIENT),
   ],
 )
-def test_what_comes_true_while_a_process_lives_is_named_by_its_peers(
+def test_peers_name_a_certificate_that_became_invalid_during_the_run(
   authority, world, monkeypatch, options, accepts, dials
 ):
   """What an own certificate is refused for when it is read may also come later."""
@@ -110,7 +110,7 @@ def test_what_comes_true_while_a_process_lives_is_named_by_its_peers(
     )
 
 
-def test_one_that_has_refused_is_not_called_again_at_once(
+def test_peer_that_has_refused_is_not_called_again_at_once(
   authority, new_world, tmp_path
 ):
   """Rounds fail at once, and others follow: some hundred in a second."""
@@ -130,7 +130,7 @@ def test_one_that_has_refused_is_not_called_again_at_once(
   assert clock() >= before + 1.0 - clock.STEP
 
 
-def test_an_address_that_refuses_is_named_though_another_does_not_answer(
+def test_refusing_address_is_named_though_another_does_not_answer(
   authority, world, tmp_path
 ):
   world.add("a", certificates=authority.issue())

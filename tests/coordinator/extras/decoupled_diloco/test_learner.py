@@ -110,7 +110,7 @@ def drive():
     driven.one.close()
 
 
-def test_batches_that_are_too_many_for_a_record_are_left_out(drive):
+def test_batch_labels_too_large_for_a_record_are_left_out(drive):
   driven = drive()
   text = "x" * (driven.participant.most_text - 2)
   driven.step(batch=text)
@@ -149,7 +149,7 @@ def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
   assert driven.given[1].batches == f"[{','.join(['null'] * 6)}]"
 
 
-def test_a_merge_replaces_its_fragment_alone(drive):
+def test_merge_replaces_only_its_fragment(drive):
   """Of its own steps since, `alpha` would be kept; here it is 0."""
   driven = drive()
   driven.step(2)
@@ -182,7 +182,7 @@ def test_a_learner_is_never_stale(drive):
   assert driven.step().global_step == 5
 
 
-def test_a_call_counts_for_the_open_round_alone(drive):
+def test_call_counts_only_for_the_open_round(drive):
   driven = drive()
   driven.seen.called = 1  # The one after it, of which it knows nothing yet.
   driven.step()
@@ -242,9 +242,7 @@ def test_a_learner_that_is_not_finite_starts_again(drive):
 
 
 @pytest.mark.parametrize("open_", [False, True])
-def test_at_the_end_only_a_contribution_without_an_outcome_is_left_over(
-  drive, open_
-):
+def test_only_an_unresolved_contribution_is_counted_as_finished(drive, open_):
   """Steps that were part of none are no contributions."""
   driven = drive()
   driven.step(2 if open_ else 1)

@@ -157,7 +157,7 @@ def test_a_newcomer_is_in_the_round_if_it_contributes_within_the_window():
   assert [part.replica for part in commits(driven)[0].parts] == [0, 1]
 
 
-def test_the_slowest_is_of_no_account_and_one_that_is_gone_neither():
+def test_fastest_present_learner_decides_the_window():
   driven = rounds(4, overlap=1, safety=1.0)
   give(driven, 0.0, 3, seconds=0.1)
   driven.give(ins.PeerLost("p3", "broken", "it was killed"))
@@ -170,7 +170,7 @@ def test_the_slowest_is_of_no_account_and_one_that_is_gone_neither():
   assert len(commits(driven)) == 1
 
 
-def test_tokens_weigh_and_late_ones_weigh_less():
+def test_weights_follow_tokens_and_are_less_for_late_contributions():
   driven = rounds()
   give(driven, 0.0, 0, tokens=400)
   give(driven, 0.0, 1, tokens=200)
@@ -192,7 +192,7 @@ def test_a_contribution_too_late_for_its_round_is_stale():
   assert isinstance(message, msg.Dropped)
 
 
-def test_a_learner_whose_contribution_is_without_its_work_is_removed():
+def test_learner_is_removed_if_its_contribution_lacks_its_work():
   driven = rounds()
   for peer, work in (("p1", b""), ("p2", b"\x93nonsense")):
     driven.arrive(peer, 0, 0, b"none", work=work)
@@ -219,7 +219,7 @@ def test_a_learner_without_a_contribution_to_a_round_is_called_once():
   assert called()[2:] == [("p1", 1), ("p2", 1)]
 
 
-def test_what_came_before_its_turn_does_not_begin_a_round():
+def test_contribution_before_its_turn_does_not_begin_a_round():
   driven = rounds(overlap=2, safety=0.5)
   give(driven, 10.0, 0, begins=False)
   give(driven, 20.0, 1, begins=False)
@@ -235,14 +235,14 @@ def test_what_came_before_its_turn_does_not_begin_a_round():
   assert [p.replica for p in commits(driven)[0].parts] == [0, 1]
 
 
-def test_where_all_have_come_before_their_turn_they_are_merged():
+def test_contributions_of_all_before_their_turn_are_merged():
   driven = rounds()
   for replica in range(3):
     give(driven, 10.0 + replica, replica, begins=False)
   assert len(commits(driven)) == 1
 
 
-def test_what_came_before_its_turn_waits_no_longer_than_the_time_out():
+def test_contribution_before_its_turn_waits_at_most_the_timeout():
   driven = rounds(overlap=2, safety=0.5)
   timeout = driven.config.rules.timeout
   give(driven, 10.0, 0, begins=False)

@@ -60,7 +60,7 @@ def test_a_fragment_is_merged_once_in_a_period(slow, seed):
 
 @pytest.mark.parametrize("stale", [1, 0])
 @pytest.mark.parametrize("overlap", [0, 1, 3])
-def test_outer_momentum_does_not_add_up(overlap, stale):
+def test_outer_momentum_does_not_accumulate_over_missed_rounds(overlap, stale):
   """Even with no window, where half of all contributions miss their round."""
   for seed in range(3):
     learners, bottom = run(

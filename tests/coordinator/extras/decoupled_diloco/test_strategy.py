@@ -160,7 +160,7 @@ def test_a_learner_contributes_by_its_own_clock():
   assert local.begins_at == 12
 
 
-def test_a_called_learner_contributes_what_it_has():
+def test_called_learner_contributes_its_progress():
   strategy, shared = made(period=8)
   local = strategy.local(shared)
   assert not strategy.is_due(local, called=True)  # There is nothing yet.
@@ -170,7 +170,7 @@ def test_a_called_learner_contributes_what_it_has():
   assert give(strategy, shared, local)[0].work.steps == 1
 
 
-def test_a_merge_without_it_puts_its_turn_off():
+def test_merge_without_a_learner_postpones_its_turn():
   """Else a fragment were merged more than once in a period."""
   strategy, shared = made(period=8)
   local = trained(strategy, strategy.local(shared), 3)
@@ -182,7 +182,7 @@ def test_a_merge_without_it_puts_its_turn_off():
   assert dues(strategy, local, 5)[0] == [False] * 3 + [True] * 2
 
 
-def test_progress_is_counted_from_what_all_share():
+def test_progress_is_counted_from_the_shared_parameters():
   """What others have merged meanwhile is not applied a second time."""
   strategy, shared = made(merge="mean", fragments=1, period=2)
   local = trained(strategy, strategy.local(shared), 2)
@@ -200,7 +200,9 @@ def test_progress_is_counted_from_what_all_share():
 
 
 @pytest.mark.parametrize(("max_staleness", "kept"), [(1, True), (0, False)])
-def test_progress_that_missed_its_round(max_staleness, kept):
+def test_progress_that_missed_its_round_is_kept_within_max_staleness(
+  max_staleness, kept
+):
   strategy, shared = made(max_staleness=max_staleness)
   slow, fast = strategy.local(shared), strategy.local(shared)
   contribution, _ = give(strategy, shared, trained(strategy, fast, 2))
@@ -239,7 +241,7 @@ def test_a_late_contribution_is_dropped():
     assert slow.steps.tolist() == [expected]
 
 
-def test_a_learner_too_slow_to_come_when_called_waits_there():
+def test_slow_learner_contributes_at_its_turn_without_beginning_a_round():
   strategy, shared = made(period=16)
   slow = trained(strategy, strategy.local(shared), 1)
   due = []

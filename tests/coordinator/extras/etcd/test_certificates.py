@@ -95,7 +95,7 @@ def test_certificates_are_read_again_for_a_new_connection(
     assert "header" in asked.ask("kv/range", {"key": "a2V5"}, 60.0)
 
 
-def test_a_server_that_can_not_be_trusted_ends_it_at_once(server, tmp_path):
+def test_join_ends_at_once_if_the_server_is_not_trusted(server, tmp_path):
   wrong = issued.Authority(tmp_path).issue()
   words = (
     f"{server}: its certificate can't be used: it is not signed by this side's"
@@ -107,7 +107,7 @@ def test_a_server_that_can_not_be_trusted_ends_it_at_once(server, tmp_path):
   assert words in commands.refused_by_etcd(_url(server, wrong))
 
 
-def test_what_the_server_asks_for_is_named_at_once(server, files):
+def test_certificate_that_the_server_demands_is_named_at_once(server, files):
   with pytest.raises(coordinator.JoinRefused, match="asks for a certificate"):
     _join(f"etcds://{server}?ca={files.authority}")
   # Like a server that is about to end.
@@ -115,7 +115,7 @@ def test_what_the_server_asks_for_is_named_at_once(server, files):
     _ask(f"etcd://{server}", 0.0)
 
 
-def test_doctor_says_so_before_the_job(server, files, tmp_path, capsys):
+def test_doctor_reports_an_untrusted_server(server, files, tmp_path, capsys):
   wrong = issued.Authority(tmp_path).issue()
   (tmp_path / "secret").write_text(SECRET)
   command = (
@@ -131,7 +131,7 @@ def test_doctor_says_so_before_the_job(server, files, tmp_path, capsys):
     assert words in capsys.readouterr().out
 
 
-def test_another_host_name_is_named_at_once(server, files):
+def test_mismatched_host_name_is_named_at_once(server, files):
   url = _url(server.replace("localhost", "127.0.0.1"), files)
   with pytest.raises(
     coordinator.JoinRefused, match=r"not valid for '127\.0\.0\.1'"

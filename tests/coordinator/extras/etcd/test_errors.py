@@ -121,7 +121,7 @@ def test_an_error_of_a_proxy_is_repeated(gateway, body):
     (200, "[" * 10_000),
   ],
 )
-def test_what_is_no_etcd_is_named_at_once(gateway, status, body):
+def test_server_that_is_not_etcd_is_named_at_once(gateway, status, body):
   gateway.answers.append((status, body))
   said = (
     f"127.0.0.1:{gateway.server_port}: what answers there is no etcd .*{status}"
@@ -148,7 +148,7 @@ def test_a_refused_request_is_not_repeated(
   assert len(gateway.requested) == 1
 
 
-def test_an_error_is_why_there_is_no_answer(gateway, error):
+def test_timeout_quotes_the_last_error_of_etcd(gateway, error):
   gateway.answers += [(503, error(14, "etcdserver: no leader"))] * 99
   with pytest.raises(client.NoAnswer, match="etcdserver: no leader"):
     _put(gateway, timeout=0.5)

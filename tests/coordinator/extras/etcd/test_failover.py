@@ -148,7 +148,7 @@ def test_a_standby_takes_over_from_a_coordinator_that_is_killed(start, url):
   replicas.end()
 
 
-def test_one_of_the_same_host_that_has_died_is_not_waited_for(url):
+def test_standby_does_not_wait_for_a_coordinator_that_died_on_its_host(url):
   """Its port says so, long before etcd does."""
   slow = url.replace("lease=2", "lease=900")
   start = lambda: process.start(SECRET.encode(), store=slow, bind="127.0.0.1")
@@ -184,7 +184,7 @@ raise SystemExit(__main__.run(process.Settings(), b"", {url!r}))
   ]
 
 
-def test_of_one_that_was_stopped_nothing_is_heard_afterwards(start, url):
+def test_replaced_coordinator_ends_when_it_continues(start, url):
   """As for a host that is cut off: only the lease says that it is gone."""
   first, _ = start(), start()
   replicas = _Replicas(url)
@@ -199,7 +199,7 @@ def test_of_one_that_was_stopped_nothing_is_heard_afterwards(start, url):
   replicas.end()
 
 
-def test_one_that_ends_gives_the_lease_back(start, url):
+def test_coordinator_that_ends_returns_its_lease(start, url):
   first = start()
   waiting.until(lambda: _address(url))
   address = _address(url)
@@ -274,7 +274,7 @@ with coordinator.join(optax.sgd(0.1), jnp.ones(100), timeout=60.0) as replica:
 """
 
 
-def test_each_launcher_stands_by(url, tmp_path):
+def test_each_launcher_starts_a_coordinator_that_may_take_over(url, tmp_path):
   program = tmp_path / "program.py"
   program.write_text(_PROGRAM)
   variables = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: SECRET}

@@ -10,7 +10,7 @@ from optax_dist.coordinator.extras.etcd.keys import Etcd
 from optax_dist.coordinator.server import places
 
 
-def test_each_kind_of_address_is_told_apart():
+def test_kinds_of_addresses_are_distinguished():
   assert places.in_etcd("host:29300") is None
   assert places.in_etcd("[::1]:29300") is None
   assert places.in_etcd("etcd://a,b:23790,[::1]") == Etcd(
@@ -18,7 +18,7 @@ def test_each_kind_of_address_is_told_apart():
   )
 
 
-def test_login_and_certificates():
+def test_etcd_url_has_login_and_certificates():
   result = keys.parse(
     "etcds://me:p%40ss@a,b?ca=/ca.pem&cert=me.pem&key=me.key&prefix=team/1&lease=9"
   )

@@ -124,7 +124,7 @@ def test_a_long_log_is_written_anew_as_one_record(cluster, where, monkeypatch):
     assert three.history.step == 51
 
 
-def test_a_record_without_its_last_piece_is_none(cluster, where):
+def test_record_without_its_last_piece_is_ignored(cluster, where):
   with _writer(where) as one:
     one.begin()
     before = _pieces(cluster, where)
@@ -139,7 +139,7 @@ def test_a_record_without_its_last_piece_is_none(cluster, where):
     assert three.history.recent[0].mean == b"another"
 
 
-def test_what_is_damaged_is_named(cluster, where):
+def test_damaged_key_is_named(cluster, where):
   with _writer(where) as one:
     one.begin()
     one.commit(b"mean")
@@ -183,7 +183,7 @@ def test_a_record_whose_answer_is_lost_is_written_once(cluster, where):
     assert [c.mean for c in three.history.recent] == [b"mean", b"next"]
 
 
-def test_what_etcd_refuses_is_written_later(where, monkeypatch):
+def test_record_that_etcd_refuses_is_written_later(where, monkeypatch):
   with _writer(where) as one:
     one.begin()
     ask = client.Client.ask

@@ -12,5 +12,5 @@ def test_an_address_of_a_replica_has_one_for_each_process():
 
 
 @pytest.mark.parametrize("address", ["at a", "[]", "{}", "[1]", "7"])
-def test_an_address_that_is_none_leads_nowhere(address):
+def test_malformed_address_stays_as_it_is(address):
   assert commands.address_of("a", address, 1) == ("a", address)

@@ -62,7 +62,7 @@ def both_met(address, losses):
   return first, second
 
 
-def test_a_lost_process_ends_the_others_and_one_that_joins_does_not(server):
+def test_lost_process_ends_the_others_but_joining_does_not(server):
   address, restart = server
   losses = []
   first, second = both_met(address, losses)
@@ -91,7 +91,7 @@ def test_a_program_that_ends_without_joining_ends_the_others(server):
   first.close()
 
 
-def test_processes_that_wait_call_the_next_coordinator(server):
+def test_waiting_processes_call_the_next_coordinator(server):
   address, restart = server
   first = begin(address, 0)
   until(lambda: first._missing == (1,), first._awaited, 60.0)
@@ -102,7 +102,7 @@ def test_processes_that_wait_call_the_next_coordinator(server):
   second.close()
 
 
-def test_nobody_but_the_coordinator_says_who_has_come(server):
+def test_only_the_coordinator_announces_who_is_present(server):
   address, _ = server
   losses = []
   first = begin(address, 0, losses)
@@ -122,7 +122,7 @@ def test_nobody_but_the_coordinator_says_who_has_come(server):
   assert losses == []
 
 
-def test_one_that_was_connected_is_not_refused_for_good(tmp_path):
+def test_refusal_after_a_connection_is_retried(tmp_path):
   """Its certificate may have expired, and be renewed soon."""
   (port,) = addresses.free_ports()
   log = tmp_path / "coordinator.log"
@@ -140,7 +140,7 @@ def test_one_that_was_connected_is_not_refused_for_good(tmp_path):
   assert not losses
 
 
-def test_what_does_not_come_is_named(server):
+def test_error_names_whom_a_process_waits_for(server):
   address, _ = server
   first = begin(address, 0)
   with pytest.raises(errors.CoordinatorError, match="waits for process 1 of"):

@@ -55,7 +55,7 @@ class Replica:
     return self.give(ins.TimePassed())
 
 
-def test_a_gradient_is_finite_where_all_of_it_is():
+def test_gradient_is_finite_only_if_all_processes_say_so():
   replica = Replica()
   replica.hear(2, READY)
   replica.hear(1, msg.SubmitGradient(0, 1, 0, 1, False))
@@ -63,7 +63,7 @@ def test_a_gradient_is_finite_where_all_of_it_is():
   assert not replica.core.given[0].finite
 
 
-def test_a_fingerprint_is_one_of_all_processes():
+def test_fingerprint_covers_all_processes():
   digests = []
   for last in "xy":
     replica = Replica()
@@ -77,7 +77,7 @@ def test_a_fingerprint_is_one_of_all_processes():
   assert digests[0][1] != digests[1][1]
 
 
-def test_only_its_own_processes_are_heard():
+def test_rank_zero_obeys_only_processes_of_its_replica():
   replica = Replica()
   heard = ins.Received("b1", msg.Leave(True, "bad"))
   assert replica.give(heard) == []

@@ -18,7 +18,7 @@ def put(mesh, value, *spec):
   return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
-def test_each_distinct_shard_is_there_once_and_in_order(mesh):
+def test_distinct_shards_are_listed_once_in_order(mesh):
   arrays = [
     put(mesh, jnp.arange(16.0).reshape(8, 2), "fsdp"),
     put(mesh, jnp.arange(6.0)),
@@ -37,7 +37,7 @@ def test_each_distinct_shard_is_there_once_and_in_order(mesh):
     assert other.sharding == array.sharding
 
 
-def test_random_keys_are_keys_again(mesh):
+def test_random_keys_survive_the_round_trip(mesh):
   key = put(mesh, jax.random.key(7))
   result = shards.LocalShards([key])
   (joined,) = result.join([np.asarray(x) for x in result.split([key])])
@@ -47,7 +47,7 @@ def test_random_keys_are_keys_again(mesh):
   )
 
 
-def test_another_dtype_than_the_parameters_will_do(mesh):
+def test_shards_may_have_another_dtype_than_the_parameters(mesh):
   result = shards.LocalShards([put(mesh, jnp.ones(8), "fsdp")])
   (joined,) = result.join([np.full(2, i, np.uint16) for i in range(4)])
   assert joined.dtype == jnp.uint16

@@ -5,6 +5,6 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 
 
-def test_nobody_else_gives_orders():
+def test_worker_obeys_only_rank_zero():
   (log,) = WorkerRank("a0").step(ins.Received("b0", fx.Suspended()), 1.0)
   assert isinstance(log, fx.Log)

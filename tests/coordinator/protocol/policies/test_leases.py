@@ -74,7 +74,7 @@ class Step:
     return leases
 
 
-def test_a_step_is_shared_by_how_fast_its_members_are():
+def test_slots_are_leased_in_proportion_to_speed():
   step = Step(0, 1)
   assert step.leases == {0: ((0, 4),), 1: ((4, 8),)}
   step.bring(0, 4.0)
@@ -83,7 +83,7 @@ def test_a_step_is_shared_by_how_fast_its_members_are():
   assert step.commit(12.0) == {0: ((8, 14),), 1: ((14, 16),)}
 
 
-def test_a_member_that_would_be_too_slow_gets_nothing_for_a_while():
+def test_slow_member_gets_no_slot_for_some_steps():
   step = Step(0, 1, slots=2)
   step.bring(0, 1.0)
   step.bring(1, 5.0)
@@ -97,7 +97,7 @@ def test_a_member_that_would_be_too_slow_gets_nothing_for_a_while():
     assert steps < 30
 
 
-def test_an_idle_member_takes_what_another_one_has_not_begun():
+def test_idle_member_takes_slots_that_another_has_not_begun():
   step = Step(0, 1)
   step.bring(0, 4.0)
   step.bring(1, 4.0)
@@ -125,14 +125,14 @@ def test_an_idle_member_takes_a_late_members_last_slots():
   assert step.bring(1, 9.5, ((4, 5),)) is None
 
 
-def test_the_only_slot_of_one_that_hangs_is_repeated():
+def test_only_slot_of_a_hanging_member_is_repeated():
   """Though no member has brought a slot, so that none's pace is known."""
   step = Step(0, 1, slots=1)
   assert step.leases == {0: ((0, 1),)}
   assert step.wait(20.0) == {1: ((0, 1),)}
 
 
-def test_zeros_that_are_not_needed_any_more_speak_against_nobody():
+def test_zeros_that_are_no_longer_needed_do_not_lower_trust():
   """Who found that a slot is not finite is trusted after another one has, too."""
   step = Step(0, 1, slots=2)
   (slot,) = step.leases[0]
