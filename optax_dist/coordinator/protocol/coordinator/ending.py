@@ -36,6 +36,7 @@ class Ending:
     steps: Steps,
     snapshots: Snapshots,
     out: Outbox,
+    until: float,
   ):
     """Starts without a reason to end.
 
@@ -47,6 +48,7 @@ class Ending:
       steps: the steps of the run.
       snapshots: asks members for their states.
       out: what is written and sent.
+      until: when the launchers of a run that goes on have had time to call.
     """
     self.since: float | None = None
     self.addresses: dict[Process, str] = {}
@@ -54,6 +56,9 @@ class Ending:
     self._limits = config.deadlines
     # Since when no replica is there.
     self._empty_since = math.inf
+    # Who is about to join is not in the log: launchers say it.
+    goes_on = bool(history.members or history.departed)
+    self._calls_until = until if goes_on else -math.inf
     self._history, self._hosts = history, hosts
     self._members, self._out = members, out
     self._steps, self._snapshots = steps, snapshots
@@ -63,9 +68,11 @@ class Ending:
     """Whether the end is in the log, so that nothing else is decided."""
     return self._history.ended is not None
 
-  def deadlines(self) -> list[float]:
-    """When `check` may find something."""
+  def deadlines(self, now: float) -> list[float]:
+    """When `check` and `check_empty` may find something."""
     times = [self._empty_since + self._limits.timeout]
+    if now < self._calls_until:
+      times.append(self._calls_until)
     if self.since is not None:
       times.append(self.since + self._limits.transfer)
     return times
@@ -77,6 +84,12 @@ class Ending:
       self._steps.ruling.apply(quorum.Finish())
       self._steps.end()
 
+  def some_may_come(self, now: float) -> bool:
+    """Whether replicas may come that are no members: back, or for the first time."""
+    history = self._history
+    unknown = now < self._calls_until
+    return bool(unknown or history.lost() or self._hosts.coming(history))
+
   def check_empty(self, now: float) -> None:
     """Ends a run that all have left: no replica has the state any more.
 
@@ -87,11 +100,11 @@ class Ending:
       self._empty_since = math.inf
       return
     self._empty_since = min(self._empty_since, now)
-    reason, coming = "all replicas have left", self._hosts.coming(self._history)
-    if not coming:
+    reason = "all replicas have left"
+    if not self.some_may_come(now):
       self.record(reason)
     elif now >= self._empty_since + self._limits.timeout:
-      names = ", ".join(sorted(map(str, coming)))
+      names = ", ".join(sorted(map(str, self._hosts.coming(self._history))))
       self.record(f"{reason}, and replica {names} has not joined in time")
 
   def check(self, now: float) -> None:

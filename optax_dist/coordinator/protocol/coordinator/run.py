@@ -93,9 +93,10 @@ class Run:
     self._hosts, self._absent = hosts, Absent()
     self._steps = Steps(config, history, self._members, out)
     self._snapshots = Snapshots(history.epoch, history.step, self._members, out)
+    until = now + config.deadlines.reconnect
     self._ending = Ending(
       *(config, history, hosts, self._members, self._steps),
-      *(self._snapshots, out),
+      *(self._snapshots, out, until),
     )
     # Processes whose gradients are wrong, and what was found.
     self._wrong: dict[Process, str] = {}
@@ -103,7 +104,6 @@ class Run:
     self._fingerprints = Fingerprints(out)
     self.begins_again: Began | None = None
     self._holders = Holders(config, history, self._members, out)
-    until = now + config.deadlines.reconnect
     for member in history.members.values():
       self._members.add(MemberState(member, until=until))
     self._steps.at(now)
@@ -135,7 +135,7 @@ class Run:
     all_here = all(s.is_connected for s in self._members.waiting())
     if self._snapshots.lacking_since is not None and all_here:
       times += self._holders.deadlines(self._snapshots.lacking_since)
-    times += self._ending.deadlines()
+    times += self._ending.deadlines(self._now)
     for state in self._members.waiting():
       times.append(state.until)
       if state.leaving is not None:
@@ -458,11 +458,12 @@ class Run:
       )
     # For the rules it is lost while others may come, and nobody is there: otherwise
     # the quorum would be lowered to nobody, and the run end well.
-    is_last = not self._members and self._some_may_come
+    is_last = not self._members and self._ending.some_may_come(self._now)
     self._steps.removed(state, left and not is_last)
 
   def _complete_departures(self) -> None:
     """Lets replicas leave whose state all others have."""
+    some_may_come = self._ending.some_may_come(self._now)
     for state in self._members.waiting():
       if state.leaving is None:
         continue
@@ -470,17 +471,11 @@ class Run:
       late = [s for s in self._members if s.leaving is None and not s.has(step)]
       for other in late:
         self._snapshots.request_report(other, self._steps.step)
-      last = len(self._members) == 1 and self._some_may_come
+      last = len(self._members) == 1 and some_may_come
       waits = bool(late) or last
       if not waits or self._now >= since + self._config.deadlines.transfer:
         self._remove(state, "left", left=True)
     self._ending.check_empty(self._now)
-
-  @property
-  def _some_may_come(self) -> bool:
-    """Whether replicas may come that are no members: back, or for the first time."""
-    history = self._history
-    return bool(history.lost() or self._hosts.coming(history))
 
   # States.
 
