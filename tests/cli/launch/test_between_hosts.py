@@ -2,8 +2,8 @@
 
 import os
 import pathlib
+import re
 import subprocess
-import time
 
 import hosts as host_maker
 import pytest
@@ -13,8 +13,8 @@ _ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.namespaces
-def test_the_host_of_the_coordinator_vanishes_and_comes_back(tmp_path):
-  """Within ten seconds all that wait for it say so, and what they do until when."""
+def test_job_survives_an_outage_of_the_coordinators_host(tmp_path):
+  """Launcher and replica report it within ten seconds, and how long they wait."""
   secret = tmp_path / "secret"
   secret.write_text("a secret of enough bytes")
   program = str(pathlib.Path(__file__).with_name("hosts_program.py"))
@@ -34,7 +34,6 @@ def test_the_host_of_the_coordinator_vanishes_and_comes_back(tmp_path):
     ]
     waiting.until(lambda: "step 150 " in log.read_text(), log.read_text)
     hosts.vanish(0)
-    began = time.monotonic()
     where = f"the coordinator at {hosts.address(0)}:29300 is"
     gone = (
       f"[launch] {where} gone: not a byte came for ",
@@ -45,11 +44,12 @@ def test_the_host_of_the_coordinator_vanishes_and_comes_back(tmp_path):
     waiting.until(
       lambda: all(x in log.read_text() for x in gone), log.read_text
     )
-    assert time.monotonic() - began < 20.0  # Ten, on a busy machine.
     hosts.heal()
     for one in made:
       assert one.wait(240.0) == 0, log.read_text()
   text = log.read_text()
+  silences = re.findall(r"not a byte came for ([\d.]+) s", text)
+  assert max(map(float, silences)) < 20.0  # Ten, on an idle machine.
   assert f"[launch] {where} there again" in text
   assert "[replica 1] ends at 700" in text
   assert "starts again" not in text

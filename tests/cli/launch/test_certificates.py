@@ -45,7 +45,9 @@ def start(tmp_path):
     yield begin
 
 
-def test_launch_passes_them_to_replicas_and_coordinator(start, good, tmp_path):
+def test_launch_passes_certificates_to_replicas_and_coordinator(
+  start, good, tmp_path
+):
   script = tmp_path / "train.py"
   script.write_text(_TRAIN)
   launched, text = start(
@@ -55,7 +57,7 @@ def test_launch_passes_them_to_replicas_and_coordinator(start, good, tmp_path):
   assert text().count("encrypted True") == 2
 
 
-def test_the_coordinator_takes_them(start, good, tmp_path):
+def test_coordinator_command_uses_certificates(start, good, tmp_path):
   for more, variables in (
     (("--certificates", *good.files()), {}),
     ((), {_VARIABLE: ":".join(good.files())}),
@@ -115,7 +117,7 @@ def _pipe(authority, good):
 
 
 @pytest.mark.parametrize("make", [_encrypted, _expired, _pipe])
-def test_what_is_wrong_here_is_told_at_once(
+def test_launch_and_doctor_refuse_bad_certificates_at_once(
   make, authority, good, capsys, tmp_path
 ):
   files, words = make(authority, good)
@@ -134,7 +136,9 @@ def test_what_is_wrong_here_is_told_at_once(
   )
 
 
-def test_the_coordinator_says_what_is_wrong(start, authority, good, tmp_path):
+def test_coordinator_command_names_a_bad_certificate(
+  start, authority, good, tmp_path
+):
   files, words = _expired(authority, good)
   (port,) = addresses.free_ports()
   made, text = start(
@@ -145,7 +149,7 @@ def test_the_coordinator_says_what_is_wrong(start, authority, good, tmp_path):
   assert words in text()
 
 
-def test_doctor_names_what_differs_on_another_host(start, good, tmp_path):
+def test_doctor_names_differing_certificates(start, good, tmp_path):
   other = issued.Authority(tmp_path / "other").issue()
   (port,) = addresses.free_ports()
   host = ("doctor", "--nodes", "2", "--address", f"127.0.0.1:{port}")

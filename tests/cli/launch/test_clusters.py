@@ -74,7 +74,7 @@ def _check_one_each(hosts):
     assert here[number]["COORDINATOR_ADDRESS"].startswith("etcd://")
 
 
-def test_tpu_pods_of_gke(tmp_path):
+def test_launch_finds_its_host_in_tpu_pods_of_gke(tmp_path):
   """Processes of their own: JAX finds its TPU library and the pods' names."""
   library = tmp_path / "libtpu.so"
   library.touch()
@@ -111,7 +111,7 @@ def _kubernetes(namespace, pod, job):
   return module
 
 
-def test_pods_of_a_jobset_on_gpus(capfd, monkeypatch):
+def test_launch_finds_its_host_in_pods_of_a_jobset(capfd, monkeypatch):
   """JAX asks Kubernetes for the job, and takes the index from the environment."""
   named = lambda name, **more: types.SimpleNamespace(
     metadata=types.SimpleNamespace(
@@ -150,7 +150,7 @@ def test_pods_of_a_jobset_on_gpus(capfd, monkeypatch):
   assert "optax-dist-host-0-0.optax-dist" in looked_up
 
 
-def test_tasks_of_srun(capfd, monkeypatch):
+def test_launch_finds_its_host_in_tasks_of_srun(capfd, monkeypatch):
   monkeypatch.setenv("SLURM_JOB_ID", "4111")
   monkeypatch.setenv("SLURM_STEP_NODELIST", "node[03-05]")
   monkeypatch.setenv("SLURM_NTASKS", "3")

@@ -39,7 +39,7 @@ def _launch(*arguments):
   return main.main(["launch", *map(str, arguments)])
 
 
-def test_replicas_are_told_who_they_are(tmp_path, capfd):
+def test_replicas_get_their_numbers_in_the_environment(tmp_path, capfd):
   output = tmp_path / "out"
   flags = ("--replicas", 3, "--replicas-to-aggregate", 2, "--output", output)
   assert _launch(*flags, _LIGHT, "environment", "--replicas", "mine") == 0
@@ -68,7 +68,9 @@ def test_replicas_are_told_who_they_are(tmp_path, capfd):
     assert "['--replicas', 'mine']" in log
 
 
-def test_a_launcher_within_another_job_has_one_of_its_own(monkeypatch, capfd):
+def test_launcher_inside_another_job_ignores_its_environment(
+  monkeypatch, capfd
+):
   own = {"REPLICA": "0", "RESTARTS": "0", "NUM_REPLICAS": "1"}
   outer = {
     **{"RUN": "x", "JOURNAL": "/nowhere/journal", "OUTPUT": "/nowhere"},
@@ -86,7 +88,7 @@ def test_a_launcher_within_another_job_has_one_of_its_own(monkeypatch, capfd):
   assert own.items() <= variables.items()
 
 
-def test_what_is_compiled_is_kept_below_the_output(
+def test_compiled_programs_are_cached_below_the_output_folder(
   tmp_path, capfd, monkeypatch
 ):
   variable = "JAX_COMPILATION_CACHE_DIR"
@@ -105,7 +107,7 @@ def test_what_is_compiled_is_kept_below_the_output(
   assert told()[1] == ["mine", None]
 
 
-def test_groups_have_no_standby(capfd):
+def test_standbys_are_refused_for_replicas_of_several_processes(capfd):
   flags = ("--standby", 1, "--processes-per-replica", 2)
   assert _launch(*flags, *_ELSEWHERE, _LIGHT, "environment") == 2
   assert "--standby is for replicas of one process" in capfd.readouterr().err
@@ -126,7 +128,7 @@ def test_any_program_and_modules_can_be_launched(tmp_path, capfd, monkeypatch):
   assert "[replica 0] ['--restarts', 'no']" in capfd.readouterr().out
 
 
-def test_groups_start_again_as_a_whole(tmp_path, capfd):
+def test_all_processes_of_a_replica_restart_together(tmp_path, capfd):
   flags = ("--replicas", 2, "--processes-per-replica", 2, "--restarts", 1)
   assert (
     _launch(*flags, *_ELSEWHERE, _LIGHT, "die-once", tmp_path / "sign") == 0
@@ -140,7 +142,7 @@ def test_groups_start_again_as_a_whole(tmp_path, capfd):
   assert lines.count("[replica 1.1] ends") == 1
 
 
-def test_processes_of_a_group_are_told_which_they_are(capfd):
+def test_processes_get_their_index_in_the_environment(capfd):
   flags = ("--replicas", 2, "--processes-per-replica", 2, *_ELSEWHERE)
   assert _launch(*flags, _LIGHT, "environment") == 0
   result = {}
@@ -162,7 +164,9 @@ _GROUP = ("--replicas", 1, "--processes-per-replica", 2, "--restarts", 0)
   ("joins", "why"),
   [((), "has not joined the run"), (("joins",), "has not left the run")],
 )
-def test_half_of_a_replica_does_not_wait_for_the_other_half(capfd, joins, why):
+def test_replica_ends_if_one_of_its_processes_exits_without_leaving(
+  capfd, joins, why
+):
   """That has ended well, and will not take part any more."""
   assert _launch(*_GROUP, *_ELSEWHERE, _LIGHT, "half", *joins) == 1
   assert (
@@ -170,7 +174,7 @@ def test_half_of_a_replica_does_not_wait_for_the_other_half(capfd, joins, why):
   ) in capfd.readouterr().err
 
 
-def test_the_process_is_named_that_failed_and_not_who_lost_it(capfd, tmp_path):
+def test_error_names_the_process_that_failed_first(capfd, tmp_path):
   sign = tmp_path / "sign"
   assert _launch(*_GROUP, *_ELSEWHERE, _LIGHT, "fail-in-turn", sign) == 1
   err = capfd.readouterr().err
@@ -185,7 +189,7 @@ def test_the_process_is_named_that_failed_and_not_who_lost_it(capfd, tmp_path):
     (3, 0, "2 replicas are left of 3 needed: replica 0 ended with exit code 9"),
   ],
 )
-def test_it_gives_up_with_the_last_words_and_the_code(
+def test_launcher_exits_with_the_code_and_last_output_of_the_replica(
   capfd, replicas, restarts, words
 ):
   flags = ("--replicas", replicas, "--restarts", restarts, *_ELSEWHERE)
@@ -200,7 +204,7 @@ def test_it_gives_up_with_the_last_words_and_the_code(
   assert "The last lines of its output:\nno disk" in err
 
 
-def test_a_replica_that_is_killed_and_restarted_is_reported(tmp_path, capfd):
+def test_restarts_of_a_killed_replica_are_printed(tmp_path, capfd):
   """Off a terminal, too: a replica without memory dies again and again."""
   flags = ("--replicas", 2, "--restarts", 2, *_ELSEWHERE)
   assert _launch(*flags, _LIGHT, "killed-twice", tmp_path / "sign") == 0
@@ -213,7 +217,7 @@ def test_a_replica_that_is_killed_and_restarted_is_reported(tmp_path, capfd):
   ]
 
 
-def test_a_replica_starts_again_whose_log_can_not_be_written(tmp_path, capfd):
+def test_replica_restarts_although_its_log_cannot_be_written(tmp_path, capfd):
   gone = (
     '[ $OPTAX_DIST_RESTARTS = 1 ] || { rm -r "$2"; kill -9 $$; }; exec $0 $1'
   )
@@ -226,7 +230,7 @@ def test_a_replica_starts_again_whose_log_can_not_be_written(tmp_path, capfd):
   assert "[replica 0] its log ends here: No such file" in printed.err
 
 
-def test_the_journal_says_how_a_process_has_ended(tmp_path, capfd):
+def test_journal_records_how_each_process_ended(tmp_path, capfd):
   path = tmp_path / "out" / "journal.jsonl"
   path.parent.mkdir()
   with journal.Journal(path) as written:
@@ -247,7 +251,7 @@ def test_the_journal_says_how_a_process_has_ended(tmp_path, capfd):
   assert f"{socket.gethostname()}: {third}" in capfd.readouterr().out
 
 
-def test_the_first_error_is_the_cause_and_not_what_follows_from_it(capfd):
+def test_error_quotes_the_first_failure_and_not_its_consequences(capfd):
   script = """import os, sys
 first = os.environ["OPTAX_DIST_RESTARTS"] == "0"
 sys.exit("ValueError: no data" if first else "RunFinished: the run has ended")
@@ -263,7 +267,7 @@ sys.exit("ValueError: no data" if first else "RunFinished: the run has ended")
   assert "RunFinished" not in final
 
 
-def test_a_run_that_failed_is_an_error_though_its_programs_hide_it(capfd):
+def test_failed_run_is_an_error_even_if_its_programs_exit_with_0(capfd):
   assert _launch("--replicas", 2, *_ELSEWHERE, _LIGHT, "fail-quietly") == 1
   err = capfd.readouterr().err
   assert "No replica is left: replica " in err
@@ -272,19 +276,19 @@ def test_a_run_that_failed_is_an_error_though_its_programs_hide_it(capfd):
   )
 
 
-def test_a_failure_after_the_run_is_the_jobs(capfd):
+def test_failure_after_the_run_fails_the_job(capfd):
   assert _launch("--replicas", 2, *_ELSEWHERE, _LIGHT, "fail-late") == 4
   err = capfd.readouterr().err
   assert "[launch] replica 1 ended with exit code 4\n" in err
 
 
-def test_an_error_of_whoever_joins_again_after_the_end_is_the_jobs(capfd):
+def test_error_of_a_late_rejoin_fails_the_job(capfd):
   assert _launch("--replicas", 2, *_ELSEWHERE, _LIGHT, "twice") == 3
   err = capfd.readouterr().err
   assert err.count(" ended with exit code 3\n") == 2
 
 
-def test_how_processes_end_is_known_where_nobody_was_to_know(capfd):
+def test_exit_codes_are_known_although_sigchld_is_ignored(capfd):
   """Whoever starts the command may ignore it, for all that it starts."""
   before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
   try:
@@ -377,7 +381,7 @@ def test_ctrl_c_ends_replicas_that_have_not_joined_yet(start):
   assert "goes on" not in one.text
 
 
-def test_processes_that_stand_by_end_with_the_job_and_without_a_word(start):
+def test_standbys_end_silently_with_the_job(start):
   flags = ("--replicas", "2", "--standby", "1", *_ELSEWHERE)
   one = start(*flags, _LIGHT, "grace")
   one.until("stands by")
@@ -388,7 +392,7 @@ def test_processes_that_stand_by_end_with_the_job_and_without_a_word(start):
   assert "is not replaced" not in one.text
 
 
-def test_a_signal_ends_what_waits_for_the_name_of_its_host(start, monkeypatch):
+def test_signal_ends_a_launcher_that_waits_for_a_host_name(start, monkeypatch):
   flags = ("--nodes", "2", "--node-rank", "0", "--address", "no.invalid:29300")
   monkeypatch.setenv("OPTAX_DIST_SECRET", 16 * "s")
   one = start(*flags, _LIGHT, "nothing")
@@ -397,7 +401,7 @@ def test_a_signal_ends_what_waits_for_the_name_of_its_host(start, monkeypatch):
   assert one.process.wait(180.0) == -signal.SIGTERM
 
 
-def test_a_signal_ends_what_waits_for_its_coordinator(monkeypatch):
+def test_signal_ends_a_launcher_that_waits_for_its_coordinator(monkeypatch):
   def command(settings):
     os.kill(os.getpid(), signal.SIGTERM)
     return [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
@@ -413,9 +417,7 @@ def _printing(what, folder):
   return "--replicas", "2", *_ELSEWHERE, "--", "sh", "-c", script, str(folder)
 
 
-def test_a_job_whose_output_nobody_reads_any_more_is_stopped_in_order(
-  start, tmp_path
-):
+def test_job_stops_in_order_once_its_output_is_closed(start, tmp_path):
   """As at the end of a connection of ssh, or behind a pipe."""
   one = start(*_printing("echo trains; sleep 0.1", tmp_path))
   one.until("[replica 0] trains")
@@ -425,9 +427,7 @@ def test_a_job_whose_output_nobody_reads_any_more_is_stopped_in_order(
   assert sorted(os.listdir(tmp_path)) == ["left-0", "left-1"]
 
 
-def test_a_job_whose_output_nobody_reads_for_a_while_is_looked_after(
-  start, tmp_path
-):
+def test_signals_reach_a_job_whose_output_is_not_read(start, tmp_path):
   """As in a pager, or in a terminal that is stopped by Ctrl-S."""
   one = start(*_printing("echo it prints and prints and prints", tmp_path))
 
@@ -442,7 +442,7 @@ def test_a_job_whose_output_nobody_reads_for_a_while_is_looked_after(
   assert sorted(os.listdir(tmp_path)) == ["left-0", "left-1"]
 
 
-def test_other_signals_are_passed_on_too(start):
+def test_other_signals_are_passed_on(start):
   one = start("--replicas", "2", *_ELSEWHERE, _LIGHT, "user-signal")
   one.until("sleeps", 2)
   one.process.send_signal(signal.SIGUSR1)
@@ -459,7 +459,7 @@ def test_other_signals_are_passed_on_too(start):
     ([signal.SIGTERM, signal.SIGINT], (), 130),
   ],
 )
-def test_nothing_is_left_behind(start, signals, flags, code):
+def test_no_process_outlives_the_launcher(start, signals, flags, code):
   one = start("--replicas", "2", *flags, _LIGHT, "deaf")
   one.until("sleeps", 2)
   groups = one.groups()
@@ -494,7 +494,7 @@ def test_a_folder_is_for_one_job_at_a_time(start, tmp_path, capfd):
   ]
 
 
-def test_a_job_goes_on_at_once_where_a_launcher_was_killed(start, tmp_path):
+def test_job_resumes_at_once_after_its_launcher_was_killed(start, tmp_path):
   """It waits for the end of the old replicas, and no longer."""
   flags = ("--replicas", "2", "--output", str(tmp_path), *_ELSEWHERE)
   one = start(*flags, _LIGHT, "deaf")
@@ -545,7 +545,7 @@ def test_a_coordinator_that_is_never_ready_is_an_error(capsys, monkeypatch):
     (("--grace", "-1", _LIGHT), "--grace"),
   ],
 )
-def test_what_can_not_work_is_told_at_once(capsys, flags, words):
+def test_impossible_commands_are_refused_at_once(capsys, flags, words):
   assert _launch(*flags) == 2
   assert words in capsys.readouterr().err
 
@@ -559,9 +559,7 @@ def test_what_can_not_work_is_told_at_once(capsys, flags, words):
     ("/proc/here", "can't be written"),
   ],
 )
-def test_an_output_that_can_not_be_written_is_refused(
-  tmp_path, capsys, where, said
-):
+def test_unwritable_output_folder_is_refused(tmp_path, capsys, where, said):
   (tmp_path / "file").write_text("")
   (tmp_path / "taken" / "journal.jsonl").mkdir(parents=True)
   assert _launch("--output", tmp_path / where, _LIGHT) == 2
@@ -570,14 +568,14 @@ def test_an_output_that_can_not_be_written_is_refused(
   assert f"--output {tmp_path / where}" in error
 
 
-def test_an_output_whose_name_can_not_be_told_is_refused(tmp_path, capsys):
+def test_output_folder_with_an_undecodable_name_is_refused(tmp_path, capsys):
   assert _launch("--output", tmp_path / "out\udcff", _LIGHT) == 2
   error = capsys.readouterr().err
   assert "journal.jsonl can't be written: Its name is not in UTF-8" in error
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "coordinator.log"])
-def test_an_output_with_a_pipe_in_it_is_refused(tmp_path, capsys, name):
+def test_output_folder_that_contains_a_pipe_is_refused(tmp_path, capsys, name):
   """Whoever opened it would wait for somebody who reads it."""
   os.mkfifo(tmp_path / name)
   assert _launch("--output", tmp_path, _LIGHT) == 2
@@ -585,7 +583,7 @@ def test_an_output_with_a_pipe_in_it_is_refused(tmp_path, capsys, name):
   assert f"{tmp_path / name} can't be written: It is no regular file" in error
 
 
-def test_a_replica_runs_whose_log_is_a_pipe(tmp_path, capfd):
+def test_replica_runs_although_its_log_is_a_pipe(tmp_path, capfd):
   (tmp_path / "replicas").mkdir()
   os.mkfifo(tmp_path / "replicas" / "replica-0.log")
   flags = ("--output", tmp_path, *_ELSEWHERE)
@@ -593,7 +591,7 @@ def test_a_replica_runs_whose_log_is_a_pipe(tmp_path, capfd):
   assert "its log ends here: No such device" in capfd.readouterr().err
 
 
-def test_an_earlier_run_is_kept(tmp_path, capfd):
+def test_journal_of_an_earlier_run_is_kept(tmp_path, capfd):
   path = tmp_path / "journal.jsonl"
   path.write_text('{"kind": "run"}\n')
   flags = ("--output", tmp_path, *_ELSEWHERE)

@@ -70,9 +70,7 @@ def _check_journal(path, steps):
   assert len(commits) == steps
 
 
-def test_a_coordinator_that_is_killed_or_hangs_is_started_again(
-  start, tmp_path
-):
+def test_killed_or_hanging_coordinator_is_restarted(start, tmp_path):
   """Twice killed and once stopped: no step is lost, and none counts twice."""
   output, steps = tmp_path / "out", 250
   launcher, text = start(
@@ -80,10 +78,15 @@ def test_a_coordinator_that_is_killed_or_hangs_is_started_again(
   )
   before = None
   for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
+    others = (None, before)
+    victim = waiting.until(
+      lambda others=others: (
+        (pid := _coordinator(launcher)) not in others and pid
+      ),
+      text,
+    )
     reached = _steps(text)
-    waiting.until(lambda low=reached: _steps(text) > low, text, 180.0)
-    victim = _coordinator(launcher)
-    assert victim not in (None, before)
+    waiting.until(lambda low=reached: _steps(text) > low, text)
     os.kill(victim, number)
     before = victim
   assert launcher.wait(180.0) == 0, text()
@@ -94,7 +97,7 @@ def test_a_coordinator_that_is_killed_or_hangs_is_started_again(
   _check_journal(output / "journal.jsonl", steps)
 
 
-def test_files_that_are_deleted_in_mid_run_are_written_anew(start, tmp_path):
+def test_log_and_journal_deleted_during_a_run_are_rewritten(start, tmp_path):
   """The log with all that it said, so a coordinator that is killed goes on."""
   output, steps = tmp_path / "out", 400
   launcher, text = start(
@@ -130,7 +133,7 @@ def test_a_log_that_is_a_pipe_is_named_at_once(start, tmp_path):
   assert "It is no regular file" in text()
 
 
-def test_one_whose_port_is_taken_for_a_while_says_so_once(start, tmp_path):
+def test_coordinator_whose_port_is_taken_reports_it_once(start, tmp_path):
   """It is tried again until the port is free, and the run goes on."""
   (port,) = addresses.free_ports()
   launcher, text = start(
@@ -155,7 +158,7 @@ def test_one_whose_port_is_taken_for_a_while_says_so_once(start, tmp_path):
   assert "ends at 100 " in text()
 
 
-def test_one_by_itself_goes_on_with_its_log(start, tmp_path):
+def test_standalone_coordinator_continues_with_its_log(start, tmp_path):
   address = f"127.0.0.1:{addresses.free_ports()[0]}"
   command = ("coordinator", "--address", address, "--output", tmp_path / "own")
   first, _ = start(*command)
@@ -173,7 +176,7 @@ def test_one_by_itself_goes_on_with_its_log(start, tmp_path):
   assert second.wait(60.0) == 0, said()
 
 
-def test_the_journal_is_on_the_coordinators_host(start, tmp_path, capsys):
+def test_journal_is_on_the_host_of_the_coordinator(start, tmp_path, capsys):
   """Another host, which shares no folder with it, says where it is."""
   (port,) = addresses.free_ports()
   both = [
@@ -194,7 +197,7 @@ def test_the_journal_is_on_the_coordinators_host(start, tmp_path, capsys):
   assert f"of its coordinator, 127.0.0.1:{port}" in capsys.readouterr().out
 
 
-def test_no_command_line_and_no_line_shows_a_password(start):
+def test_neither_command_lines_nor_output_show_a_password(start):
   url = f"etcd://me:hidden@127.0.0.1:{addresses.free_ports()[0]}"
   launcher, text = start(
     *("launch", "--replicas", 1, "--", "sleep", 600), OPTAX_DIST_STORE=url

@@ -52,7 +52,7 @@ def _doctors(tmp_path, *hosts, timeout="60"):
   return [one.returncode for one in made], texts
 
 
-def test_hosts_that_fit_are_all_good(tmp_path):
+def test_doctor_approves_matching_hosts(tmp_path):
   codes, texts = _doctors(tmp_path, ("", _SECRET), ("", _SECRET))
   assert codes == [0, 0], texts
   for other, text in zip((1, 0), texts, strict=True):
@@ -74,14 +74,14 @@ def test_hosts_that_fit_are_all_good(tmp_path):
     ((_CUT_OFF, _SECRET), " can't be reached from here: timed out"),
   ],
 )
-def test_what_does_not_fit_is_named_with_its_remedy(tmp_path, second, words):
+def test_doctor_names_a_mismatch_with_its_remedy(tmp_path, second, words):
   codes, texts = _doctors(tmp_path, ("", _SECRET), second)
   assert 1 in codes, texts
   assert words in "".join(texts)
   assert "see the lines with FAILED" in "".join(texts)
 
 
-def test_another_secret_is_named(tmp_path):
+def test_doctor_names_a_different_secret(tmp_path):
   other = ("", "another secret of enough bytes")
   codes, texts = _doctors(tmp_path, ("", _SECRET), other, timeout="8")
   assert codes == [1, 1], texts
@@ -103,7 +103,7 @@ def test_another_secret_is_named(tmp_path):
     (("--address", "192.0.2.7"), 2, "An address is host:port"),
   ],
 )
-def test_what_is_wrong_on_one_host_is_told_at_once(
+def test_doctor_reports_local_problems_at_once(
   tmp_path, capsys, flags, code, words
 ):
   (tmp_path / "secret").write_text(_SECRET)
@@ -114,6 +114,6 @@ def test_what_is_wrong_on_one_host_is_told_at_once(
   assert logging.getLogger("optax_dist").level == logging.NOTSET
 
 
-def test_of_one_host_there_is_nothing_to_check(capsys):
+def test_doctor_has_nothing_to_check_on_a_single_host(capsys):
   assert main.main(["doctor", "--replicas", "2"]) == 2
   assert "there is one host only" in capsys.readouterr().err

@@ -35,9 +35,7 @@ def _launch(capfd, tmp_path, flags, *ending):
 
 
 @pytest.mark.parametrize("how", ["killed", "0"])
-def test_one_that_dies_before_it_joins_is_lost_as_afterwards(
-  capfd, tmp_path, how
-):
+def test_replica_that_dies_before_it_joins_counts_as_lost(capfd, tmp_path, how):
   flags = (*_ONE, "--restarts", "0")
   code, said, text = _launch(capfd, tmp_path, flags, "1", "imports", how)
   assert code == 0
@@ -49,7 +47,7 @@ def test_one_that_dies_before_it_joins_is_lost_as_afterwards(
   assert "[replica 0] members 0" in text
 
 
-def test_one_that_never_joins_is_named_and_the_others_go_on(
+def test_replica_that_never_joins_is_named_and_does_not_block_the_others(
   capfd, tmp_path, monkeypatch
 ):
   """Its process lives, as one that hangs in its imports; steps need one alone."""
@@ -65,9 +63,7 @@ def test_one_that_never_joins_is_named_and_the_others_go_on(
   assert said[-1] == f"[launch] replica 1 {stopped}"
 
 
-def test_a_replica_that_ends_with_0_inside_of_the_run_starts_again(
-  capfd, tmp_path
-):
+def test_replica_that_exits_with_0_during_the_run_restarts(capfd, tmp_path):
   """It has not left: for the run it is lost, whatever its exit code."""
   code, said, text = _launch(capfd, tmp_path, _ONE, "1", "run", "exits", "once")
   assert code == 0
@@ -78,7 +74,7 @@ def test_a_replica_that_ends_with_0_inside_of_the_run_starts_again(
   assert text.count("[replica 1] joined") == 2
 
 
-def test_who_exits_with_success_inside_of_its_block_has_left(capfd, tmp_path):
+def test_replica_that_exits_with_0_inside_its_block_has_left(capfd, tmp_path):
   """Steps need both, unless one leaves."""
   flags = ("--replicas", "2")
   code, said, text = _launch(capfd, tmp_path, flags, "1", "run", "0")
@@ -86,12 +82,14 @@ def test_who_exits_with_success_inside_of_its_block_has_left(capfd, tmp_path):
   assert "[replica 0] members 0\n" in text
 
 
-def test_a_program_that_leaves_at_its_end_needs_no_block(capfd, tmp_path):
+def test_replica_leaves_at_the_end_of_its_program_without_a_block(
+  capfd, tmp_path
+):
   flags = ("--replicas", "2")
   assert _launch(capfd, tmp_path, flags, "1", "forgets", "0")[:2] == (0, [])
 
 
-def test_who_leaves_first_does_not_end_the_run_of_who_has_not_joined_yet(
+def test_early_departure_does_not_end_the_run_for_later_replicas(
   capfd, tmp_path
 ):
   """As if its host was taken, and another one still began."""
@@ -112,7 +110,9 @@ def test_a_script_that_never_joins_is_an_error(capfd, tmp_path):
   assert f"optax-dist: {_NOBODY}" in text
 
 
-def test_a_run_that_needs_who_never_joins_ends_at_once(capfd, tmp_path):
+def test_run_that_needs_a_replica_that_never_joins_ends_at_once(
+  capfd, tmp_path
+):
   flags = ("--replicas", "2")
   code, _, text = _launch(capfd, tmp_path, flags, "1", "imports", "0")
   assert code == 1
@@ -134,7 +134,7 @@ def test_a_run_that_needs_who_never_joins_ends_at_once(capfd, tmp_path):
     ("all", "killed", 137),  # None has come to its end.
   ],
 )
-def test_after_the_end_the_code_is_that_of_the_job(
+def test_exit_code_after_the_end_of_the_run_is_that_of_the_job(
   capfd, tmp_path, which, how, expected
 ):
   flags = ("--replicas", "2")
@@ -147,7 +147,7 @@ def test_after_the_end_the_code_is_that_of_the_job(
   assert not any("starts again" in line for line in said)
 
 
-def test_half_of_a_replica_does_not_wait_for_who_fails_before_it_joins(
+def test_replica_ends_if_one_of_its_processes_fails_before_joining(
   capfd, tmp_path
 ):
   """As where one makes its model: the others wait for it in a collective."""
@@ -159,7 +159,7 @@ def test_half_of_a_replica_does_not_wait_for_who_fails_before_it_joins(
   assert "ValueError: no data\nCorrect that" in text
 
 
-def test_an_error_before_the_end_counts_not_though_its_process_ends_later(
+def test_slow_exit_after_an_error_during_the_run_does_not_fail_the_job(
   capfd, tmp_path
 ):
   """Whoever needs seconds to end is lost to the run as others are."""
@@ -169,7 +169,7 @@ def test_an_error_before_the_end_counts_not_though_its_process_ends_later(
   assert (code, said) == (0, ["[launch] replica 1 ended with exit code 1"])
 
 
-def test_who_follows_a_run_that_was_given_up_sees_its_end(capfd, tmp_path):
+def test_watch_shows_the_end_of_a_failed_run(capfd, tmp_path):
   output = tmp_path / "out"
   flags = ("--replicas", "2", "--restarts", "0", "--output", str(output))
   code, _, text = _launch(capfd, tmp_path, flags, "1", "run", "raises")
@@ -184,9 +184,7 @@ def test_who_follows_a_run_that_was_given_up_sees_its_end(capfd, tmp_path):
   assert "optax_dist_failed 1.0" in prometheus.text(shown.numbers.metrics())
 
 
-def test_an_evaluation_that_looks_for_a_preemption_ends_in_time(
-  capfd, tmp_path
-):
+def test_evaluation_that_checks_for_preemption_ends_in_time(capfd, tmp_path):
   flags = ("--replicas", "1")
   code, said, text = _launch(capfd, tmp_path, flags, "0", "evaluation", "looks")
   assert (code, said) == (143, [])
@@ -194,7 +192,7 @@ def test_an_evaluation_that_looks_for_a_preemption_ends_in_time(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_replica_that_waits_for_another_leaves_in_time(
+def test_waiting_replica_leaves_within_its_grace_period(
   capfd, tmp_path, processes
 ):
   """All of its processes do so together, whoever needs them."""
@@ -206,7 +204,7 @@ def test_a_replica_that_waits_for_another_leaves_in_time(
   assert not any("replica 0" in line for line in said)
 
 
-def test_a_signal_to_one_process_of_a_replica_is_one_to_all(capfd, tmp_path):
+def test_signal_to_one_process_of_a_replica_reaches_all(capfd, tmp_path):
   """As of a scheduler that takes one of its hosts."""
   flags = ("--replicas", "1", "--processes-per-replica", "2")
   code, _, text = _launch(capfd, tmp_path, flags, "0", "signal", "0")
@@ -214,25 +212,25 @@ def test_a_signal_to_one_process_of_a_replica_is_one_to_all(capfd, tmp_path):
   assert text.count(" leaves True True\n") == 2
 
 
-def test_an_evaluation_that_does_not_is_named_before_it_is_killed(
+def test_evaluation_that_ignores_preemption_is_named_before_it_is_killed(
   capfd, tmp_path
 ):
-  flags = ("--replicas", "1", "--grace", "2")
+  flags = ("--replicas", "1", "--grace", "6")
   code, said, text = _launch(
     capfd, tmp_path, flags, "0", "evaluation", "sleeps"
   )
   assert code == 143
   assert said == [
-    "[launch] replica 0 is killed: it has not ended within --grace (2 s)"
+    "[launch] replica 0 is killed: it has not ended within --grace (6 s)"
   ]
   assert (
-    "[replica 0] SIGTERM came 1 s ago, and this program has neither come to the end"
+    "[replica 0] SIGTERM came 3 s ago, and this program has neither come to the end"
     " of a step nor looked at replica.preempted"
   ) in text
   assert "in _evaluate" in text
 
 
-def test_in_each_of_its_runs_a_replica_that_dies_starts_again(capfd):
+def test_replica_that_dies_restarts_in_each_run_of_its_program(capfd):
   assert main.main(["launch", "--replicas", "2", _TWO_RUNS]) == 0
   out, err = capfd.readouterr()
   assert out.count(" second 6\n") == 2
@@ -242,7 +240,7 @@ def test_in_each_of_its_runs_a_replica_that_dies_starts_again(capfd):
   ]
 
 
-def test_one_that_is_stopped_until_the_run_is_over_does_not_fail_the_job(
+def test_replica_stopped_until_the_end_of_the_run_does_not_fail_the_job(
   capfd, tmp_path
 ):
   """All steps were taken, without it; nobody is left that has the parameters."""

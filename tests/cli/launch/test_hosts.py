@@ -57,7 +57,7 @@ def _ends(code, *launched):
 
 
 @pytest.mark.parametrize("job", [3], indirect=True)
-def test_the_wrong_host_that_comes_first_ends_and_the_others_go_on(job):
+def test_differing_host_that_comes_first_ends_and_the_others_continue(job):
   """It does not define the job, and is named on all of them; it may come again."""
   wrong = job.launch(2, "size=3")
   first = job.launch(0, "late=8")
@@ -76,7 +76,7 @@ def test_the_wrong_host_that_comes_first_ends_and_the_others_go_on(job):
   assert all("ends at 30" in read() for _, read in (first, second, right))
 
 
-def test_two_hosts_that_differ_both_end_and_name_both(job):
+def test_two_differing_hosts_both_end_with_the_difference(job):
   both = job.launch(0), job.launch(1, "size=3")
   _ends(1, *both)
   for _, text in both:
@@ -85,14 +85,14 @@ def test_two_hosts_that_differ_both_end_and_name_both(job):
     assert "starts again" not in text()
 
 
-def test_a_name_that_can_not_be_resolved_is_named(job):
+def test_unresolvable_host_name_is_named(job):
   job.address = "nowhere.invalid:29300"
   wrong = job.launch(1, "timeout=5", flags=("--restarts", 0))
   _ends(1, wrong)
   assert "name 'nowhere.invalid' can't be resolved" in wrong[1]()
 
 
-def test_another_secret_ends_that_launcher_at_once(job):
+def test_launcher_with_another_secret_ends_at_once(job):
   first, text = job.launch(0)
   _joined(text)
   wrong = job.launch(1, secret="another secret of enough bytes")
@@ -103,7 +103,7 @@ def test_another_secret_ends_that_launcher_at_once(job):
   _ends(0, (first, text), job.launch(1))
 
 
-def test_a_host_whose_replica_never_joins_is_not_waited_for(job):
+def test_run_does_not_wait_for_a_host_whose_replica_never_joins(job):
   """Its process dies in its imports; the other host is told, and goes on."""
   flags = ("--min-replicas", 1, "--restarts", 0)
   dead = job.launch(1, "dies=1", flags=flags)
@@ -114,7 +114,7 @@ def test_a_host_whose_replica_never_joins_is_not_waited_for(job):
   assert "step 150 of 1" in alive[1]()
 
 
-def test_a_host_that_is_needed_and_given_up_ends_the_run(job):
+def test_failure_of_a_required_host_ends_the_run(job):
   flags = ("--restarts", 0)
   alive = job.launch(0, "timeout=600", flags=flags)
   dead = job.launch(1, "dies=1", flags=flags)
@@ -124,7 +124,7 @@ def test_a_host_that_is_needed_and_given_up_ends_the_run(job):
   assert "starts again" not in alive[1]()
 
 
-def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on(job):
+def test_second_launcher_of_a_host_ends_and_the_first_continues(job):
   first = job.launch(0, steps=400), job.launch(1, steps=400)
   for _, text in first:
     _joined(text)
@@ -140,7 +140,7 @@ def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on(job):
   assert not any("starts again" in text() for _, text in first)
 
 
-def test_hosts_that_were_started_differently_are_named(job):
+def test_launcher_with_other_settings_is_refused_with_the_difference(job):
   _joined(job.launch(0)[1])
   for nodes, flags in ((3, ()), (2, ("--replicas", 4))):
     other = job.launch(1, nodes=nodes, flags=flags)
@@ -151,7 +151,7 @@ def test_hosts_that_were_started_differently_are_named(job):
     assert "and that of rank 0 (process " in other[1]()
 
 
-def test_a_launcher_that_is_late_or_comes_again_joins_the_run(job, tmp_path):
+def test_late_or_restarted_launcher_joins_the_run(job, tmp_path):
   """Whether or not it has the output of the run."""
   flags = ("--replicas-to-aggregate", 1, "--output", tmp_path / "out")
   first = job.launch(0, steps=900, flags=flags)
@@ -165,7 +165,7 @@ def test_a_launcher_that_is_late_or_comes_again_joins_the_run(job, tmp_path):
   _ends(0, first, again)
 
 
-def test_a_launcher_says_that_the_coordinator_is_gone_and_back(job, tmp_path):
+def test_launcher_reports_that_the_coordinator_is_gone_and_back(job, tmp_path):
   own = ("coordinator", "--address", job.address, "--output", tmp_path / "own")
   flags = ("--no-coordinator", "--run", "x")
   made, _ = job.start(*own)
@@ -185,7 +185,7 @@ def test_a_launcher_says_that_the_coordinator_is_gone_and_back(job, tmp_path):
   assert f"the coordinator at {job.address} is there again" in text()
 
 
-def test_a_run_that_diverges_is_no_success(job):
+def test_diverged_run_fails_the_job(job):
   """All gradients on leased samples are NaN: nothing is started again."""
   both = job.launch(0, "nan=1"), job.launch(1, "nan=1")
   _ends(1, *both)
@@ -196,9 +196,7 @@ def test_a_run_that_diverges_is_no_success(job):
 
 
 @pytest.mark.parametrize("job", [4], indirect=True)
-def test_a_launcher_that_is_killed_takes_half_of_a_replica_with_it(
-  job, tmp_path
-):
+def test_death_of_a_launcher_ends_all_processes_of_its_replica(job, tmp_path):
   """The other half's launcher names it, and ends with the run of the others."""
   script = pathlib.Path(__file__).with_name("half_program.py")
   flags = ("--replicas", 2, "--processes-per-replica", 2, "--min-replicas", 1)

@@ -54,7 +54,7 @@ def hosts(request):
     yield made
 
 
-def test_doctor_and_a_job_agree(hosts, tmp_path):
+def test_doctor_and_job_succeed_on_hosts_with_ipv6(hosts, tmp_path):
   codes, texts = _run(hosts, "doctor", tmp_path, ("--host-timeout", "60"))
   assert codes == [0, 0], texts
   version = hosts.versions[0]

@@ -27,7 +27,7 @@ def _job(environ=None, journal=None, **given):
   return job.Job(argparse.Namespace(**args), journal, environ or {})
 
 
-def test_of_several_hosts():
+def test_settings_of_a_job_on_several_hosts_are_checked():
   made = _job(_HOSTS | _SECRET)
   assert (
     made.placement.replicas,
@@ -43,7 +43,7 @@ def test_of_several_hosts():
   assert one.placement.replicas == 1
 
 
-def test_a_host_without_the_journal_says_where_it_is(tmp_path, capsys):
+def test_host_without_the_journal_names_the_host_that_has_it(tmp_path, capsys):
   path = tmp_path / "journal.jsonl"
   path.touch()
   shown = view.View(path)
@@ -83,7 +83,7 @@ def test_the_address_of_a_host_with_several_networks_can_be_given():
       _job(local_addr=wrong)
 
 
-def test_the_secret_may_be_in_a_file(tmp_path):
+def test_secret_may_be_in_a_file(tmp_path):
   file = tmp_path / "secret"
   file.write_text("of a file, long enough\n")
   assert _job(secret_file=file).settings.secret == "of a file, long enough"
@@ -97,7 +97,7 @@ def test_the_secret_may_be_in_a_file(tmp_path):
   assert "short" not in str(caught.value)
 
 
-def test_a_store_that_lives_on_needs_a_name_for_the_run():
+def test_persistent_store_needs_a_run_name():
   etcd = {"store": "etcd://a,b,c"}
   one, two = _job(**etcd), _job(**etcd)
   prefix = f"optax-dist%2F{one.settings.run}"
@@ -113,7 +113,7 @@ def test_a_store_that_lives_on_needs_a_name_for_the_run():
   assert _job(several | slurm).settings.run is None
 
 
-def test_a_password_is_in_the_environment_and_not_on_the_command_line():
+def test_password_is_accepted_only_in_the_environment():
   url = "etcd://me:hidden@a"
   with pytest.raises(errors.CommandError, match="OPTAX_DIST_STORE") as caught:
     _job(store=url)

@@ -11,7 +11,7 @@ from optax_dist.coordinator.runtime import process_exit
 _PROGRAM = str(pathlib.Path(__file__).with_name("stuck_replica.py"))
 
 
-def test_a_stuck_replica_is_started_again(tmp_path, capfd, monkeypatch):
+def test_stuck_replica_is_restarted(tmp_path, capfd, monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   output = tmp_path / "out"
   # A step takes both replicas, so the second has to come back.
@@ -31,7 +31,7 @@ def test_a_stuck_replica_is_started_again(tmp_path, capfd, monkeypatch):
   assert all(len(commit["members"]) == 2 for commit in commits)
 
 
-def test_one_that_is_stuck_at_the_end_of_the_run_is_named_and_ended(
+def test_replica_stuck_after_the_end_of_the_run_is_named_and_killed(
   tmp_path, capfd, monkeypatch
 ):
   """Otherwise its launcher would wait for it for ever, with all hosts."""
