@@ -35,7 +35,7 @@ def test_the_short_matrix_has_each_phase_and_fault():
   [_SEEDS, pytest.param(_NIGHTLY_SEEDS, marks=pytest.mark.nightly)],
   ids=["short", "long"],
 )
-def test_faults_hang_no_replica_and_keep_them_equal(tmp_path, seeds):
+def test_replicas_neither_hang_nor_differ_under_faults(tmp_path, seeds):
   out = _run("--output", tmp_path, "--seeds", ",".join(map(str, seeds)))
   for seed in seeds:
     assert f"seed {seed}, {chaos_cases.case(seed)}: " in out
@@ -44,7 +44,7 @@ def test_faults_hang_no_replica_and_keep_them_equal(tmp_path, seeds):
 
 
 @pytest.mark.nightly  # tests/coordinator/runs/test_groups.py has one kill.
-def test_a_process_of_several_or_the_coordinator_is_killed(tmp_path):
+def test_run_survives_a_kill_of_a_process_or_the_coordinator(tmp_path):
   several = ("--processes-per-replica", 2, "--seeds", "22,31,40")
   out = _run("--output", tmp_path, *several)
   assert "seed 22, reduce_scatter/kill/replica/0.1" in out

@@ -71,7 +71,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
   assert capsys.readouterr().err == "optax-dist: interrupted\n"
 
 
-def test_help_imports_nothing_that_only_the_work_needs():
+def test_help_imports_no_slow_packages():
   script = (
     "import sys; from optax_dist.cli import errors, main;"
     "assert main.main(['plan', '--help']) == 0;"
@@ -96,7 +96,7 @@ def test_runs_as_a_module():
   assert done.stdout.startswith("optax-dist ")
 
 
-def test_a_reader_that_has_gone_is_no_traceback():
+def test_closed_pipe_prints_no_traceback():
   reader, writer = os.pipe()
   os.close(reader)
   try:
@@ -110,7 +110,7 @@ def test_a_reader_that_has_gone_is_no_traceback():
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
-def test_closed_streams_are_no_traceback(closed):
+def test_closed_streams_print_no_traceback(closed):
   program = f"{sys.executable} -m optax_dist --version {closed}"
   done = subprocess.run(
     ["sh", "-c", program], timeout=300, text=True, capture_output=True
@@ -120,7 +120,7 @@ def test_closed_streams_are_no_traceback(closed):
   assert bool(done.stdout) == (closed == "2>&-")
 
 
-def test_an_output_on_a_full_disk_is_one_line():
+def test_full_disk_is_reported_in_one_line():
   with open("/dev/full", "w") as full:
     done = _python(
       "-m", "optax_dist", "--version", stdout=full, stderr=subprocess.PIPE
@@ -141,7 +141,7 @@ def test_a_name_that_the_terminal_can_not_show_is_escaped():
   assert done.stderr.startswith("optax-dist: n\\xf6: can't be read")
 
 
-def test_closed_streams_leave_their_numbers_to_nobody():
+def test_closed_streams_are_replaced_by_null_devices():
   """A launched process has a null device there, not its line to the launcher."""
   script = (
     "import os, sys; from optax_dist.cli import main; main.main(['--version']);"

@@ -78,7 +78,7 @@ def test_every_public_name_is_in_the_reference():
   assert not missing, f"not in docs/api/*.rst: {', '.join(missing)}"
 
 
-def test_the_reference_names_what_there_is():
+def test_reference_lists_only_existing_names():
   for name in _referenced():
     module, _, member = name.rpartition(".")
     assert hasattr(importlib.import_module(module), member), name
@@ -116,7 +116,7 @@ def test_public_names_have_docstrings():
     assert not value.__doc__.startswith(f"{value.__name__}("), name
 
 
-def test_public_names_send_nobody_to_what_is_private():
+def test_docstrings_of_public_names_do_not_mention_private_names():
   for name, value in sorted(_public().items()):
     assert "_internal" not in (inspect.getdoc(value) or ""), name
 

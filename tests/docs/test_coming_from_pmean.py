@@ -118,14 +118,14 @@ _both = pytest.mark.parametrize("check_vma", [False, True])
 @_both
 @pytest.mark.parametrize("gradient", [_own, jax.grad(_loss)])
 @pytest.mark.parametrize("name", ["pmean", "psum"])
-def test_mean_and_sum(name, gradient, check_vma):
+def test_cross_shard_replaces_pmean_and_psum(name, gradient, check_vma):
   reduce = getattr(jax.lax, name)
   by_hand = _by_hand(lambda g, _: reduce(g, "data"))
   tx = optax.chain(_here(f"`lax.{name}(grads, axis)`"), _SGD)
   _same(_train(tx, gradient, check_vma=check_vma), by_hand)
 
 
-def test_groups():
+def test_cross_shard_averages_within_groups():
   groups = _NAMES["groups"]
   mean = lambda g, _: jax.lax.pmean(g, "data", axis_index_groups=groups)
   tx = optax.chain(_here("`lax.pmean(..., axis_index_groups"), _SGD)
@@ -133,7 +133,7 @@ def test_groups():
   _same(_train(tx, check_vma=False), _by_hand(mean))
 
 
-def test_two_axes():
+def test_cross_shard_averages_over_two_axes():
   batch = _BATCHES[0].reshape(2, 2, 4, 3)
   tx = _here("`lax.pmean(grads, (a, b))`", names={"b": "y"})
   here = lambda g: tx.update(g, tx.init(g))[0]
@@ -154,7 +154,7 @@ def test_the_gradient_of_a_mean_loss_is_final():
     _same(_train(tx, jax.grad(loss)), _by_hand(_mean))
 
 
-def test_without_a_map_nothing_changes():
+def test_single_replica_needs_no_map():
   """The compiler takes the mean over the whole batch."""
   params, state, seen = _START, _SGD.init(_START), []
   for batch in _BATCHES:
@@ -169,7 +169,7 @@ def test_without_a_map_nothing_changes():
 
 
 @_both
-def test_each_clips_before_the_mean(check_vma):
+def test_replicas_clip_before_the_mean(check_vma):
   clip = lambda g: _NAMES["clip"].update(g, ())[0]
   expected = _by_hand(lambda g, _: jax.lax.pmean(clip(g), "data"))
   tx = _here("clip each replica's gradient")
@@ -180,7 +180,7 @@ def test_each_clips_before_the_mean(check_vma):
 @jax.numpy_dtype_promotion("standard")  # As MultiSteps needs.
 @_both
 @pytest.mark.parametrize("at", [0, 1])
-def test_gradients_add_up(at, check_vma):
+def test_gradients_are_accumulated(at, check_vma):
   expected = _by_hand(_mean, optax.MultiSteps(_SGD, M))
   tx = _here("`optax.MultiSteps(tx, m)`", at)
   _same(_train(tx, check_vma=check_vma), expected)
@@ -256,7 +256,7 @@ def test_parameters_are_averaged_every_few_steps():
 
 
 @_both
-def test_shards_of_a_sum_are_divided(check_vma):
+def test_shards_of_a_sum_are_divided_into_a_mean(check_vma):
   tx = _here("parameters sharded over the data axis")
   params = {"w": jnp.linspace(0, 1, 2 * N), "b": jnp.ones(2)}
 
@@ -288,14 +288,14 @@ def test_shards_of_a_sum_are_divided(check_vma):
 
 
 @_both
-def test_a_mean_of_a_mean(check_vma):
+def test_mean_of_a_mean_is_the_mean(check_vma):
   tx = optax.chain(
     _here("`pmean` here, and again", names={"axis": "data"}), _SGD
   )
   _same(_train(tx, before=_mean, check_vma=check_vma), _by_hand(_mean))
 
 
-def test_no_row_is_left_out():
+def test_every_row_of_the_page_has_a_test():
   text = pathlib.Path(__file__).read_text("utf-8")
   named = re.findall(r'_here\(\n?\s*f?"([^"{]+)', text)
   others = ("a plain `jax.jit`", "`pmean` of metrics")

@@ -215,7 +215,7 @@ def _rows(title):
 
 
 @pytest.mark.parametrize("title", _PROGRAMS)
-def test_each_row_is_a_program(title):
+def test_each_row_has_a_working_program(title):
   programs, used = _PROGRAMS[title], set()
   for row in _rows(title):
     result = [start for start in programs if row.startswith(start)]
@@ -253,7 +253,7 @@ def test_every_name_of_the_original_is_documented(title):
 
 
 @pytest.mark.parametrize("title", _ORIGINALS)
-def test_a_name_that_is_left_out_is_found(title):
+def test_undocumented_original_name_is_found(title):
   name = _ORIGINALS[title].split()[0]
   text = re.sub(rf"\b{name}\b", "", _section(title))
   assert name in _missing(title, text)

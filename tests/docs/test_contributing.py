@@ -101,7 +101,7 @@ def test_imports_have_no_cycles():
       del below[module]
 
 
-def test_the_names_that_lead_through_a_step_exist():
+def test_names_in_the_walk_through_a_step_exist():
   text = (_ROOT / "CONTRIBUTING.md").read_text("utf-8")
   table = text.split("| in | name | does |\n|---|---|---|\n")[1]
   rows = table.split("\n\n")[0].splitlines()

@@ -147,7 +147,7 @@ def test_the_program_on_a_slow_network_is_complete(tmp_path):
   assert ran.stdout.count("s a step") == 2
 
 
-def test_the_deadlines_of_the_page_are_those_of_a_run():
+def test_deadlines_on_the_page_are_those_of_a_run():
   text = (_ROOT / "docs" / "coordinator.md").read_text("utf-8")
   table = text.split("| who waits | default | and then |")[1].split("\n\n")[0]
   seconds = list(map(int, re.findall(r"\| (\d+) s \|", table)))

@@ -121,7 +121,7 @@ def _last_step(path):
 
 # The next test launches the same program, and tests/examples has one that ends.
 @pytest.mark.nightly
-def test_one_machine(place):
+def test_commands_for_one_machine_work(place):
   done = _run("first", place)
   assert done.returncode == 0, done.stderr
   # Two are enough for all steps; one that comes after them is ended.
@@ -135,7 +135,7 @@ def test_one_machine(place):
   }
 
 
-def test_a_kill_a_stop_and_a_resume(place):
+def test_launched_job_survives_a_kill_and_resumes_after_a_stop(place):
   joins = r"\[replica (\d)\] process \d+ joins at step (\d+)"
   one = _begin("second", place, place / "second.log")
   try:
@@ -181,7 +181,7 @@ def test_a_kill_a_stop_and_a_resume(place):
 
 
 @pytest.mark.nightly  # tests/coordinator/runs/test_groups.py has such a kill.
-def test_a_kill_in_a_replica_of_two_processes(place):
+def test_replica_of_two_processes_survives_a_kill(place):
   joins = r"\[replica (\d\.\d)\] process \d+ joins at step (\d+)"
   steps = r"\[replica (\d)\.0\] step (\d+), loss ([\d.]+), of (\d)"
   # A smaller model than on the page.
@@ -233,7 +233,7 @@ def test_a_kill_in_a_replica_of_two_processes(place):
 
 @pytest.mark.nightly  # tests/cli/launch launches between hosts.
 @pytest.mark.namespaces
-def test_two_machines(place):
+def test_commands_for_two_machines_work(place):
   done = _run("secret", place)
   assert done.returncode == 0, done.stderr
   assert (place / "secret").stat().st_mode & 0o777 == 0o600

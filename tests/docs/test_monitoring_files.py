@@ -67,7 +67,7 @@ def test_the_alerts_watch_metrics_that_exist():
     assert alert["annotations"]["summary"]
 
 
-def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not():
+def test_each_alert_is_tested_firing_and_not_firing():
   rules = yaml.safe_load((_FOLDER / "alerts.yaml").read_text("utf-8"))
   alerts = {
     rule["alert"] for group in rules["groups"] for rule in group["rules"]
@@ -119,12 +119,12 @@ def _rules():
   return {rule["alert"]: rule for g in rules["groups"] for rule in g["rules"]}
 
 
-def test_alerts_fire_when_they_should_and_not_otherwise():
+def test_alerts_fire_exactly_in_their_cases():
   assert _wrong(_rules()) == []
 
 
 @pytest.mark.parametrize("name", _rules())
-def test_an_alert_that_is_turned_around_is_noticed(name):
+def test_inverted_alert_is_found(name):
   rules = _rules()
   turned = list(_inverted(rules[name]))
   assert turned
@@ -176,7 +176,7 @@ def test_alerts_fire_for_the_numbers_of_a_dead_job(monkeypatch, end, fires):
   shutil.which("promtool") is None,
   reason="needs promtool, of Debian's package prometheus",
 )
-def test_promtool_finds_the_same(tmp_path):
+def test_promtool_agrees(tmp_path):
   rules = _rules()
   cases = [
     rules,

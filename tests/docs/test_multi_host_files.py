@@ -162,7 +162,7 @@ def _check_hosts(found, count):
   assert hosted == [[i] for i in range(count)]
 
 
-def test_slurm(place, monkeypatch):
+def test_slurm_script_starts_the_job(place, monkeypatch):
   process = _start(
     place,
     *("bash", _FILES / "launch_slurm.sh"),
@@ -209,7 +209,7 @@ def _with_certificates(name):
   return "\n".join(result) + "\n"
 
 
-def test_slurm_with_certificates(place):
+def test_slurm_script_passes_certificates(place):
   script = place / "job.sh"
   script.write_text(_with_certificates("launch_slurm.sh"))
   # Before they are gone with the job.
@@ -252,7 +252,7 @@ def test_certificates_in_pods_are_where_the_variable_says():
     assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_ssh(place):
+def test_ssh_script_starts_the_job(place):
   hosts = ["host0", "host1", "host2"]
   process = _start(
     place,
@@ -280,7 +280,7 @@ def test_ssh(place):
   assert made.settings.secret not in (place / "commands").read_text()
 
 
-def test_ssh_stops_all_hosts(place):
+def test_ssh_script_stops_all_hosts(place):
   process = _start(
     place,
     *(sys.executable, _FILES / "launch_ssh.py", "host0", "host1", "--"),
@@ -292,7 +292,7 @@ def test_ssh_stops_all_hosts(place):
   assert (place / "stopped").read_text() == "xx"
 
 
-def test_ssh_stops_the_hosts_that_it_has_started_so_far(monkeypatch):
+def test_ssh_script_stops_the_hosts_it_has_started(monkeypatch):
   class Process:
     """A host that ends with its standard input; Ctrl-C comes at the second."""
 
@@ -331,7 +331,7 @@ def _start_ray(place, *arguments):
   )
 
 
-def test_ray(place):
+def test_ray_script_starts_the_job(place):
   flags = ("--output", "/shared/run", "--resume")
   assert _start_ray(place, *flags, "train_replica.py").wait(300) == 0
   result = sorted(
@@ -343,7 +343,7 @@ def test_ray(place):
   assert result[0][1].program == ["train_replica.py"]
 
 
-def test_ray_stops_all_hosts(place):
+def test_ray_script_stops_all_hosts(place):
   process = _start_ray(place, "train_replica.py", "--wait")
   waiting.until(lambda: len(_told(place)) >= 3)
   process.send_signal(signal.SIGTERM)
@@ -391,7 +391,7 @@ def _jobset():
   return result
 
 
-def test_the_jobset_is_as_its_schema_says():
+def test_jobset_matches_its_schema():
   assert _wrong(_jobset(), _SCHEMA, "JobSet") == []
 
 
@@ -413,13 +413,13 @@ def test_the_jobset_is_as_its_schema_says():
     ),
   ],
 )
-def test_a_wrong_jobset_is_found(change, words):
+def test_jobset_that_violates_the_schema_is_found(change, words):
   result = _jobset()
   change(result["spec"])
   assert words in " ".join(_wrong(result, _SCHEMA, "JobSet"))
 
 
-def test_what_the_pods_of_the_jobset_are_told():
+def test_pods_of_the_jobset_get_their_environment():
   result = _jobset()
   name = result["metadata"]["name"]
   (replicated,) = result["spec"]["replicatedJobs"]
@@ -462,13 +462,13 @@ def test_what_the_pods_of_the_jobset_are_told():
   assert {m["name"] for m in container["volumeMounts"]} <= volumes
 
 
-def test_the_page_has_all_of_them():
+def test_page_shows_every_file():
   page = (_FILES.parent / "multi_host.md").read_text()
   for path in _FILES.iterdir():
     if path.is_file():
       assert f"multi_host/{path.name}" in page, path.name
 
 
-def test_the_options_are_real():
+def test_launch_options_in_the_files_exist():
   """A file that names an option which is gone fails above, as here."""
   assert main.main(["launch", "--replica", "2", "x.py"]) == 2

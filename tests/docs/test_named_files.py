@@ -62,11 +62,11 @@ def _missing(text):
 @pytest.mark.parametrize(
   "page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT))
 )
-def test_what_a_page_names_exists(page):
+def test_files_named_on_a_page_exist(page):
   assert not _missing(page.read_text("utf-8"))
 
 
-def test_what_does_not_exist_is_found():
+def test_missing_file_is_found():
   text = (
     "See `core/nowhere.py` and `nowhere/`: `python -m tests.nowhere --all`."
   )

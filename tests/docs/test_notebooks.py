@@ -24,7 +24,7 @@ def _source(cell):
   return "".join(cell["source"])
 
 
-def test_there_are_notebooks_in_order():
+def test_notebooks_are_numbered_in_order():
   numbers = [path.name[0] for path in sorted(_FOLDER.glob("*.ipynb"))]
   assert numbers == sorted(set(numbers))
   assert numbers[:3] == ["1", "2", "3"]
@@ -53,7 +53,7 @@ def _install(path, monkeypatch, has):
 
 
 @each_notebook
-def test_it_installs_nothing_where_nothing_is_missing(path, monkeypatch):
+def test_notebook_installs_nothing_if_nothing_is_missing(path, monkeypatch):
   assert not _install(path, monkeypatch, {"optax_dist"})
 
 
@@ -68,7 +68,9 @@ def test_it_installs_nothing_where_nothing_is_missing(path, monkeypatch):
   ],
   ids=str,
 )
-def test_it_keeps_the_accelerator_of_the_machine(path, has, extra, monkeypatch):
+def test_notebook_keeps_the_accelerator_of_the_machine(
+  path, has, extra, monkeypatch
+):
   """JAX without the plugin of its accelerator would use the CPU."""
   (command,) = _install(path, monkeypatch, has)
   assert f'"jax[{extra}]"' in command
@@ -83,7 +85,7 @@ def test_no_line_of_code_has_to_be_scrolled(path):
 
 
 @each_notebook
-def test_it_ends_with_where_to_go_next(path):
+def test_notebook_ends_with_the_next_steps(path):
   last = json.loads(path.read_text("utf-8"))["cells"][-1]
   assert last["cell_type"] == "markdown"
   source = _source(last)
@@ -98,7 +100,7 @@ def test_it_ends_with_where_to_go_next(path):
 
 
 @each_notebook
-def test_it_was_run_from_top_to_bottom_without_complaints(path):
+def test_notebook_was_run_in_order_without_errors(path):
   cells = _cells(path, "code")
   counts = [cell["execution_count"] for cell in cells]
   assert counts == list(range(1, len(cells) + 1))
@@ -109,7 +111,7 @@ def test_it_was_run_from_top_to_bottom_without_complaints(path):
 
 
 @each_notebook
-def test_axes_are_labelled(path):
+def test_plots_have_labelled_axes(path):
   for cell in _cells(path, "code"):
     pictures = [o for o in cell["outputs"] if "image/png" in o.get("data", {})]
     if pictures:
@@ -118,7 +120,7 @@ def test_axes_are_labelled(path):
 
 
 @each_notebook
-def test_nothing_of_the_machine_is_left_in_it(path):
+def test_notebook_contains_no_machine_paths(path):
   text = path.read_text("utf-8")
   for trace in ("/home/", "/root/", "/opt/", "/tmp/", "Traceback"):
     assert trace not in text

@@ -57,7 +57,7 @@ _GRADS = np.array(
 )
 
 
-def test_the_tables_are_whole():
+def test_tables_list_every_optimizer():
   functions = {name for name in optimizers.__all__ if name.islower()}
   assert set(_RULES) == {name for name in functions if "returnn" not in name}
   assert len(_RULES) == 19
@@ -73,14 +73,14 @@ def _defaults(text):
 
 
 @pytest.mark.parametrize("name", sorted(set(_RULES) - {"keras", "base_custom"}))
-def test_arguments_and_defaults(name):
+def test_tables_list_arguments_and_defaults(name):
   parameters = inspect.signature(getattr(optimizers, name)).parameters
   actual = {key: p.default for key, p in parameters.items()}
   assert _defaults(_RULES[name][0]) == actual
 
 
 @pytest.mark.parametrize("name", _KERAS)
-def test_arguments_and_defaults_of_keras(name):
+def test_tables_list_arguments_and_defaults_of_keras(name):
   inputs = _defaults(_KERAS[name][0])
   assert set(inputs) | {"decay"} == set(keras_arguments(name)) | {"decay"}
   # Each default gives what leaving it out gives.
@@ -108,7 +108,7 @@ def _initial(cell, arguments):
 
 
 @pytest.mark.parametrize("name", sorted(set(_RULES) - {"keras", "base_custom"}))
-def test_slots_and_their_initial_values(name):
+def test_tables_list_slots_and_their_initial_values(name):
   """The rules themselves are compared with recordings: `test_golden.py`."""
   text, cells = _RULES[name]
   arguments = {"learning_rate": 0.1} | {
@@ -286,11 +286,11 @@ def test_every_difference_has_a_program():
 
 @jax.numpy_dtype_promotion("standard")  # As optax's own rules need it.
 @pytest.mark.parametrize("row", _PROGRAMS)
-def test_difference_from_optax(row):
+def test_documented_differences_from_optax_hold(row):
   _PROGRAMS[row]()
 
 
-def test_numbers_of_the_page():
+def test_numbers_on_the_page_are_reproduced():
   """Those of float32 and of bfloat16 in the text."""
   said = float(re.search(r"0\.999 it differs by ([\d.e-]*\d)", _PAGE)[1])
   exact = np.float64(np.float32(1) - np.float32(0.999)) / 0.001 - 1
@@ -298,7 +298,7 @@ def test_numbers_of_the_page():
   assert 1 - jnp.bfloat16(0.999) == 0
 
 
-def test_learning_rates_of_keras_decay():
+def test_keras_learning_rates_decay_as_documented():
   """By 1 + decay (t - 1), but not that of Nadam."""
   for name in set(KERAS_NAMES) - {"Nadam"}:
     tx = optimizers.keras(name, learning_rate=0.1, decay=0.5)

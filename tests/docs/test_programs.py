@@ -56,11 +56,11 @@ def _missing(tree):
 @pytest.mark.parametrize(
   "path", _PROGRAMS, ids=lambda path: str(path.relative_to(_ROOT))
 )
-def test_what_a_program_uses_exists(path):
+def test_names_used_by_a_program_exist(path):
   assert not list(_missing(ast.parse(path.read_text("utf-8"))))
 
 
-def test_what_does_not_exist_is_found():
+def test_unknown_name_in_a_program_is_found():
   text = """
 from optax_dist.coordinator.nowhere.other import process
 from optax_dist.coordinator import journal, nothing
@@ -97,12 +97,12 @@ def _unknown(tree):
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda path: path.name)
-def test_what_a_part_of_a_program_uses_exists(page):
+def test_names_used_by_a_snippet_exist(page):
   for tree in _parts(page.read_text("utf-8")):
     assert not [*_missing(tree), *_unknown(tree)]
 
 
-def test_what_a_part_of_a_program_lacks_is_found():
+def test_unknown_name_in_a_snippet_is_found():
   text = """
 * See:
 

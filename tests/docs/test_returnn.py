@@ -125,7 +125,7 @@ def _compare(tx, recorded, grad=lambda params, given: given, before=None):
       np.testing.assert_allclose(params[key], steps[step], rtol=2e-6, atol=2e-6)
 
 
-def test_maximize_grad_norm():
+def test_program_for_maximize_grad_norm_works():
   recorded = _TENSORFLOW["maximized"]
   code = _call(_row("maximize_grad_norm"), "jax.grad")
 
@@ -138,7 +138,7 @@ def test_maximize_grad_norm():
   _compare(tx, recorded, grad)
 
 
-def test_a_state_that_is_made_anew():
+def test_program_that_resets_the_state_works():
   recorded = _TENSORFLOW["reset"]
   code = _call(_row("reset_updater_vars_mod_step"), "state = ")
   tx = optimizers.from_returnn_config("adam", 0.1)
@@ -152,7 +152,7 @@ def test_a_state_that_is_made_anew():
   _compare(tx, recorded, before=before)
 
 
-def test_updater_opts_of_a_layer():
+def test_program_for_updater_opts_of_a_layer_works():
   recorded = _TENSORFLOW["of_layers"]
   code = _call(_row("updater_opts"), "optax.partition")
   make = functools.partial(
@@ -168,7 +168,7 @@ def test_updater_opts_of_a_layer():
   _compare(eval(code, names), recorded)
 
 
-def test_decouple_constraints_before_2022():
+def test_program_for_decouple_constraints_before_2022_works():
   """With its schedule; the row has the constant one."""
   recorded = _TENSORFLOW["decay_of_2021"]
   rates = np.float32(recorded["rates"])
@@ -218,7 +218,7 @@ def _horovod(first, n=None):
   return eval(_call(row, start), names)
 
 
-def test_horovod():
+def test_program_for_horovod_works():
   inputs = np.random.RandomState(1).randn(2, 6, 3).astype("float32")
   start = jnp.ones(3)
   total = inputs.sum(axis=(0, 1))
@@ -236,7 +236,7 @@ def test_horovod():
   np.testing.assert_allclose(after_five, mean - 0.1 * inputs[:, 4], rtol=1e-5)
 
 
-def test_distributed_pytorch():
+def test_program_for_distributed_pytorch_works():
   header = ("RETURNN", "what its PyTorch backend does", "here")
   code = _call(_row("torch_distributed", header), "optax.chain")
   tx = optimizers.from_returnn_config({"class": "sgd"}, 0.1, backend="torch")
@@ -247,7 +247,7 @@ def test_distributed_pytorch():
     np.testing.assert_allclose(params, want, rtol=1e-5)
 
 
-def test_accumulation_by_sync_replicas():
+def test_program_for_accumulation_by_sync_replicas_works():
   """A step for every two gradients of each replica, with the mean of the four."""
   code = _call(_row("accum_grad_multiple_step = n"), "optax_dist.sync")
   tx = optimizers.from_returnn_config({"optimizer": _SGD}, 0.1)
@@ -260,7 +260,7 @@ def test_accumulation_by_sync_replicas():
 
 @jax.numpy_dtype_promotion("standard")  # As optax's own rules need it.
 @pytest.mark.parametrize("recorded", _JAX["cases"])
-def test_the_jax_backend_is_optax(recorded):
+def test_program_for_the_jax_backend_works(recorded):
   """The calls that the page names, against RETURNN's own backend."""
   arguments = dict(recorded["config"]["optimizer"])
   name = arguments.pop("class")
@@ -272,7 +272,7 @@ def test_the_jax_backend_is_optax(recorded):
   _compare(tx, recorded)
 
 
-def test_learning_rates_are_a_table():
+def test_program_for_a_table_of_learning_rates_works():
   """The page's schedule: RETURNN's rates, in a program of the same size."""
   code = _call(_row("learning_rates", ("RETURNN", "here")), "jnp.asarray")
   listed = {5: 0.1 * np.arange(1, 6), 500: np.linspace(0.1, 1.0, 500)}
@@ -302,7 +302,7 @@ def test_learning_rates_are_a_table():
   assert sizes[5] == sizes[500]
 
 
-def test_dynamic_learning_rate_of_a_mapping():
+def test_program_for_dynamic_learning_rate_mapping_works():
   row = _row('dynamic_learning_rate = {"interval"', ("RETURNN", "here"))
   code = _call(row, "lambda")
   schedule = eval(code, {"jnp": jnp, "rate": 0.1, "d": 0.5, "n": 3})
@@ -314,7 +314,7 @@ def test_dynamic_learning_rate_of_a_mapping():
   _compare(optimizers.from_returnn_config(_SGD, schedule), recorded)
 
 
-def test_newbob_of_a_common_configuration():
+def test_program_for_newbob_works():
   """Where RETURNN ends, which one rule for all would miss."""
   recorded = _RATES["cases"][0]
   assert recorded["config"]["newbob_multi_num_epochs"] == 6
@@ -326,7 +326,7 @@ def test_newbob_of_a_common_configuration():
     np.testing.assert_allclose(rate, recorded["rates"][epochs], rtol=1e-12)
 
 
-def test_pretraining():
+def test_program_for_pretraining_works():
   """The page's list: the rates of two epochs, and of the first after them."""
   row = _row("pretrain`", ("RETURNN", "here"))
   config = eval("{" + _call(row, '"learning_rates"') + "}")
@@ -359,7 +359,7 @@ def test_a_decay_may_be_a_function():
     ({"pretrain": "default"}, "list the rate of each of its epochs"),
   ],
 )
-def test_learning_rate_errors(change, message):
+def test_learning_rate_options_are_checked(change, message):
   config = {
     "learning_rate_control": "newbob_multi_epoch",
     "newbob_multi_update_interval": 1,
@@ -371,7 +371,7 @@ def test_learning_rate_errors(change, message):
 @pytest.mark.parametrize(
   "row", _TABLES["RETURNN", "`optimizer` today"], ids=lambda row: row[0]
 )
-def test_old_names(row):
+def test_old_names_are_accepted(row):
   """The value in the page is what the old names stand for."""
   today = eval(re.search(r"`(\{[^`]+\})`", row[1])[1])
   old = re.search(r"`([^`]+)`", row[0])
@@ -392,7 +392,7 @@ def test_old_names(row):
 
 
 @jax.numpy_dtype_promotion("standard")  # As optax.scale_by_adam needs it.
-def test_first_steps_of_nadam():
+def test_first_steps_of_nadam_are_those_of_returnn():
   """The page's two numbers."""
   match = re.search(
     r"is ([\d.e-]+) in TensorFlow and ([\d.e-]+) in PyTorch",
@@ -409,7 +409,7 @@ def test_first_steps_of_nadam():
 @pytest.mark.parametrize(
   "option", ["num_allowed_consec_invalid_gradient_steps", "torch_amp"]
 )
-def test_steps_that_are_not_finite_are_skipped(option):
+def test_nonfinite_steps_are_skipped(option):
   header = ("RETURNN", "what its PyTorch backend does", "here")
   row = _row(option, header)
   config = {"optimizer": {"class": "sgd"}, "backend": "torch"}

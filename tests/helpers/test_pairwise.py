@@ -10,7 +10,7 @@ _sizes = st.lists(st.integers(1, 5), min_size=2, max_size=4)
 
 
 @hypothesis.given(_sizes, st.integers(1, 2))
-def test_all_values_and_all_pairs_are_covered(sizes, strength):
+def test_pairwise_covers_all_values_and_pairs(sizes, strength):
   rows = pairwise.cover(sizes, strength)
   for factors in itertools.combinations(range(len(sizes)), strength):
     wanted = itertools.product(*(range(sizes[i]) for i in factors))

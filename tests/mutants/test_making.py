@@ -17,7 +17,7 @@ def least(a, b):
 """
 
 
-def test_what_changes_nothing_is_there():
+def test_mutants_listed_as_equivalent_exist():
   names = {}
   for known in mutants.equivalent():
     path, _, name = known.partition(": ")
@@ -38,7 +38,7 @@ def test_each_mutant_has_one_small_fault():
 @pytest.mark.parametrize(
   ("old", "new"), [("a<b", "b < a"), ("forget( )", "pass"), ("a", "b")]
 )
-def test_a_fault_is_found_however_it_is_formatted(old, new):
+def test_fault_is_found_in_any_formatting(old, new):
   if old == "a":
     with pytest.raises(ValueError, match="has 2 times"):
       making.changed(_SOURCE, "least", old, new)
@@ -47,6 +47,6 @@ def test_a_fault_is_found_however_it_is_formatted(old, new):
   assert new in ast.unparse(mutant.tree)
 
 
-def test_a_room_s_tests_are_the_nearest_ones():
+def test_tests_of_a_module_are_the_nearest_ones():
   path = pathlib.Path("optax_dist/coordinator/protocol/client/applier.py")
   assert mutants.tests_of(path) == ["tests/coordinator/protocol"]

@@ -84,11 +84,11 @@ def _spoilt(how):
   return records, reports
 
 
-def test_a_good_run_has_no_problems():
+def test_valid_run_has_no_problems():
   assert run_checks.check(*_good(), timeout=10.0) == (3, [])
 
 
-def test_a_gradient_told_lost_may_have_been_applied():
+def test_gradient_reported_as_lost_may_have_been_applied():
   """A7: `lost` means that it isn't known to count."""
   records, reports = _good()
   seen = reports[1][2]
@@ -125,7 +125,7 @@ def test_each_violation_is_noticed(how, words):
   assert words in " ".join(problems)
 
 
-def test_a_run_that_a_new_incarnation_ended_is_good():
+def test_run_ended_by_a_new_incarnation_is_valid():
   """What its predecessor computed is nobody's to report any more."""
   records, reports = _good()
   records[2]["members"][1]["batches"] = "[[1, 7, 0]]"
@@ -136,7 +136,7 @@ def test_a_run_that_a_new_incarnation_ended_is_good():
   assert run_checks.check(records, reports, timeout=10.0) == (3, [])
 
 
-def test_a_member_may_stand_for_several_gradients_or_none():
+def test_member_may_contribute_several_gradients_or_none():
   records, reports = _good()
   # Replica 0 gave two in the last step, and replica 1 none of its own.
   records[2]["members"][0]["batches"] = "[[0, 0, 2], [0, 0, 3]]"
@@ -150,7 +150,7 @@ def test_a_member_may_stand_for_several_gradients_or_none():
   assert run_checks.check(records, reports, timeout=10.0) == (3, [])
 
 
-def test_a_gradient_of_an_unfinished_sum_may_be_in_a_step_or_not():
+def test_gradient_of_an_unfinished_sum_may_be_missing():
   records, reports = _good()
   for _, _, seen in reports:
     seen["calls"].append(4)
@@ -161,7 +161,7 @@ def test_a_gradient_of_an_unfinished_sum_may_be_in_a_step_or_not():
   assert run_checks.check(records, reports, timeout=10.0) == (3, [])
 
 
-def test_samples_are_checked_where_there_are_any(monkeypatch):
+def test_samples_are_checked_if_the_run_has_any(monkeypatch):
   notified = []
   monkeypatch.setattr(
     run_checks.samples,
@@ -174,7 +174,7 @@ def test_samples_are_checked_where_there_are_any(monkeypatch):
   assert notified == [("the data", records[:3], reports)]
 
 
-def test_a_dropped_sum_is_not_taken_for_part_of_the_next_one():
+def test_dropped_sum_is_not_part_of_the_next_sum():
   seen = outcomes.none_yet()
   outcomes.note(seen, 0, Outcome(True, "", 0))
   outcomes.note(seen, 1, Outcome(False, "lost", 0))
@@ -184,7 +184,7 @@ def test_a_dropped_sum_is_not_taken_for_part_of_the_next_one():
   assert (seen["reasons"], seen["undecided"]) == ({"1": "lost"}, [0])
 
 
-def test_steps_may_come_once_more_where_a_run_begins_again():
+def test_steps_may_repeat_if_a_run_begins_again():
   run = lambda step: {"kind": "run", "step": step}
   commit = lambda step: {"kind": "commit", "step": step}
   good = [run(0), commit(0), commit(1), run(1), commit(1)]

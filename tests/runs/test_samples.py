@@ -35,7 +35,7 @@ def _run():
   return commits, copy.deepcopy(reports)
 
 
-def test_a_good_run_has_no_problems():
+def test_valid_samples_have_no_problems():
   assert samples.check(DATA, *_run()) == []
 
 

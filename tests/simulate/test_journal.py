@@ -24,7 +24,7 @@ def _records(path, strategy, spec="gamma:4,0.25", n=4, steps=300, **options):
 
 @pytest.mark.parametrize("communication", [0.0, 0.2])
 @pytest.mark.parametrize("k", [5, 4])
-def test_recorded_run_is_found_in_its_journal(tmp_path, k, communication):
+def test_journal_yields_the_recorded_run(tmp_path, k, communication):
   records = _records(
     tmp_path / "run.jsonl",
     simulate.sync_replicas(k),
@@ -104,7 +104,7 @@ def test_pace_of_a_restarted_run_is_that_of_its_longest_part():
   assert all((times > 0).all() for times in recorded.latency.seconds)
 
 
-def test_late_start_counts_as_computing():
+def test_late_start_counts_as_compute_time():
   """Replica 0 follows its commit by 0.1, 0.1 and 0.5 s, and computes for 1 s."""
   records, end = [_run()], 0.0
   for step, delay in enumerate((0.1, 0.1, 0.5, 0.1)):
@@ -143,7 +143,7 @@ def test_late_start_counts_as_computing():
     ([_run() | {"strategy": "decoupled_diloco"}], "of Decoupled DiLoCo"),
   ],
 )
-def test_journal_without_a_run_that_waits_is_refused(records, said):
+def test_journal_that_allows_no_prediction_is_refused(records, said):
   with pytest.raises(ValueError, match=said):
     simulate.from_journal(records)
 
@@ -355,7 +355,7 @@ def _back(time, replica=2):
   return join, _commit(time + 0.25, [0, replica])
 
 
-def test_loss_has_a_length():
+def test_loss_has_a_duration():
   recorded = simulate.from_journal(
     [
       _run(lower_on_loss=True),
@@ -382,13 +382,13 @@ def test_loss_has_a_length():
   assert recorded.failures.lowers
 
 
-def test_departure_is_no_loss():
+def test_departure_does_not_count_as_a_loss():
   leave = {"kind": "leave", "time": 50.0, "replica": 2}
   assert _lossy(leave).losses == ()
   assert _lossy(leave).failures is None
 
 
-def test_loss_just_before_the_end_says_little_about_how_long_one_takes():
+def test_loss_just_before_the_end_barely_affects_the_duration_of_losses():
   """Others took 5 seconds, so this one would have, too."""
   others = [
     event
@@ -412,7 +412,7 @@ def test_long_absence_at_the_end_keeps_its_share():
   assert "longer than the 60 s" in warning
 
 
-def test_only_loss_just_before_the_end_does_not_stop_the_prediction():
+def test_single_loss_just_before_the_end_does_not_stop_the_prediction():
   recorded = _lossy(_lost(99.0))
   assert all(down < 2.0 for down in recorded.failures.downtimes)
   result = simulate.predict(recorded, repetitions=5)
@@ -442,7 +442,7 @@ def test_programs_that_share_cores_are_outside_the_model():
     assert _doubts(end=end(load)) == ()
 
 
-def test_doubts_name_what_a_journal_lacks():
+def test_warnings_name_what_a_journal_lacks():
   quiet = [_joined("c", "h:1")]
   assert "no time of computing of replica c" in (_doubts(end=quiet)[0])
   assert any("no timings" in warning for warning in _lossy().warnings)

@@ -40,7 +40,7 @@ def _assert_time_adds_up(timing):
     ("slow-hosts:0.25,5,gamma:2,1", 14),
   ],
 )
-def test_step_takes_as_long_as_the_kth_of_n(spec, k):
+def test_step_takes_as_long_as_the_kth_fastest_replica(spec, k):
   """With `cancel`, all replicas start anew at each step."""
   latency, n = simulate.parse_latency(spec), 16
   rng = np.random.default_rng(5)
@@ -176,7 +176,7 @@ def test_simulation_that_takes_all_its_steps_has_not_stopped():
   assert not timing.stopped
 
 
-def test_who_has_failed_sends_nothing_until_that_is_noticed(tmp_path):
+def test_failed_replica_sends_nothing_until_the_failure_is_noticed(tmp_path):
   path, unnoticed = tmp_path / "run.jsonl", 20.0
   with journal.Journal(path) as writer:
     _run(
@@ -239,7 +239,7 @@ def test_run_in_which_all_replicas_have_left_stops():
 
 
 @pytest.mark.parametrize("downtime", [math.inf, 1.0])
-def test_no_step_at_all_is_an_error(downtime):
+def test_run_without_a_step_is_an_error(downtime):
   """Replicas that come back, but never finish a gradient, make no step either."""
   with pytest.raises(ValueError, match="no step is ever taken: too few"):
     _run(

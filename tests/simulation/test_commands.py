@@ -22,7 +22,7 @@ from tests.simulation import __main__ as simulation
     (mutants, "optax_dist/quorum/rules.py --sample 0", "at least 1"),
   ],
 )
-def test_a_command_that_would_run_nothing_is_refused(
+def test_command_that_would_run_nothing_is_refused(
   capsys, command, arguments, says
 ):
   with pytest.raises(SystemExit) as ended:

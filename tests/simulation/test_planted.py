@@ -11,19 +11,19 @@ _MAX_SCHEDULES = 400
 
 
 @pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda f: f.name)
-def test_a_planted_fault_is_found_by_its_rule(fault):
+def test_planted_fault_is_found_by_its_rule(fault):
   result = planted.find(fault, _MAX_SCHEDULES)
   assert result is not None
   assert not fault.kind.run(result.schedule).violation  # Without the fault.
 
 
-def test_a_fault_that_has_no_place_is_an_error():
+def test_planted_fault_without_a_matching_line_is_an_error():
   rotten = dataclasses.replace(planted.FAULTS[0], old="no.such()")
   with pytest.raises(ValueError, match="up to date"), planted.plant(rotten):
     pass
 
 
-def test_a_failing_schedule_is_made_smaller():
+def test_failing_schedule_is_minimized():
   fault = next(f for f in planted.FAULTS if f.rule == "A9")
   result = planted.find(fault, _MAX_SCHEDULES)
   with planted.plant(fault):

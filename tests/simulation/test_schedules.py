@@ -40,7 +40,7 @@ def test_no_guarantee_is_violated(options, first):
   assert steps > average * batch
 
 
-def test_a_seed_is_the_same_run_again():
+def test_same_seed_repeats_the_same_run():
   for seed in (2, 3, 4, 7):
     once, again = (
       faults.run(faults.schedule(seed), trace=True) for _ in range(2)

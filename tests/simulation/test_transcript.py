@@ -17,7 +17,7 @@ _RUNS = {
 
 
 @pytest.mark.parametrize("name", _RUNS)
-def test_a_run_is_told_as_its_file_has_it(name):
+def test_run_reproduces_its_transcript(name):
   schedule = faults.Schedule(7, _SETTING, _RUNS[name])
   result = faults.run(schedule, trace=True)
   assert not result.violation

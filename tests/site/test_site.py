@@ -86,7 +86,7 @@ def test_search_finds_the_page(site, word, page):
   assert page in _found(site, word)
 
 
-def test_building_leaves_the_package_as_it_is(site):
+def test_building_the_site_does_not_change_the_package(site):
   # As `optax.inject_hyperparams` reads it.
   beta1 = inspect.signature(optimizers.adam).parameters["beta1"]
   assert isinstance(beta1.default, float)

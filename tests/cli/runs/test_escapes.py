@@ -71,7 +71,7 @@ def test_commands_print_no_escapes(path, capsys, arguments):
   assert wanted in _is_clean(shown.out) + _is_clean(shown.err)
 
 
-def test_a_run_of_replicas_with_such_names_is_simulated(tmp_path, capsys):
+def test_replica_names_with_escapes_are_escaped(tmp_path, capsys):
   path = run_journals.simulated(tmp_path / "run.jsonl")
   records = [json.loads(x) for x in path.read_text().splitlines()]
   for record in records:
@@ -88,9 +88,7 @@ def test_a_run_of_replicas_with_such_names_is_simulated(tmp_path, capsys):
     _is_clean(shown.err)
 
 
-def test_a_terminal_that_follows_a_run_gets_its_own_escapes_only(
-  path, capsys, monkeypatch
-):
+def test_escapes_in_a_followed_journal_are_escaped(path, capsys, monkeypatch):
   monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
   with path.open("a") as file:
     file.write(
@@ -101,7 +99,7 @@ def test_a_terminal_that_follows_a_run_gets_its_own_escapes_only(
   assert r"\x1b[2J" in _is_clean(shown.replace("\x1b[2J\x1b[H", ""))
 
 
-def test_the_name_of_a_file_is_printed_likewise(tmp_path, capsys):
+def test_escapes_in_a_file_name_are_escaped(tmp_path, capsys):
   path = tmp_path / "\x1b[2Jrun.jsonl"
   for command in ("watch", "report"):
     assert main.main([command, str(path)]) == 2

@@ -20,7 +20,7 @@ def _read(url):
     return answer.read().decode()
 
 
-def test_a_run_is_served_while_it_goes_on(tmp_path):
+def test_watch_serves_metrics_during_a_run(tmp_path):
   path = tmp_path / "run.jsonl"
   with journal.Journal(path) as written:
     run_journals.begin(written)
@@ -51,7 +51,7 @@ def test_a_run_is_served_while_it_goes_on(tmp_path):
     _read(url)
 
 
-def test_a_port_that_is_taken_is_one_line(tmp_path, capsys):
+def test_taken_port_is_reported_in_one_line(tmp_path, capsys):
   path = run_journals.ended(tmp_path / "run.jsonl")
   with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))

@@ -28,7 +28,7 @@ def test_a_file_without_a_run_is_refused(tmp_path, capsys):
   assert "nothing to report" in capsys.readouterr().err
 
 
-def test_what_losses_have_cost_is_reported(tmp_path, capsys):
+def test_report_has_the_cost_of_losses(tmp_path, capsys):
   """Of 12 gradients in 6 s two are missing; the replica was away for 1 s."""
   path = tmp_path / "run.jsonl"
   with journal.Journal(path) as written:
@@ -48,15 +48,13 @@ def test_what_losses_have_cost_is_reported(tmp_path, capsys):
   )
 
 
-def test_of_a_run_without_losses_no_cost_is_reported(tmp_path, capsys):
+def test_report_of_a_run_without_losses_has_no_cost(tmp_path, capsys):
   path = run_journals.simulated(tmp_path / "run.jsonl")
   assert main.main(["report", str(path)]) == 0
   assert "kept" not in capsys.readouterr().out
 
 
-def test_no_cost_is_made_up_where_others_were_faster_without_the_lost_one(
-  tmp_path, capsys
-):
+def test_loss_that_made_the_others_faster_has_no_cost(tmp_path, capsys):
   path = tmp_path / "run.jsonl"
   with journal.Journal(path) as written:
     run_journals.begin(written, range(2))

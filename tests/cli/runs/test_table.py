@@ -20,7 +20,7 @@ def _table(numbers, width=140):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 140])
-def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(width, tmp_path):
+def test_narrow_terminal_gets_fewer_whole_columns(width, tmp_path):
   path = run_journals.ended(tmp_path / "run.jsonl")
   numbers = run_journals.numbers_of(*journal.read(path).records)
   printed = _table(numbers, width)
@@ -29,7 +29,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(width, tmp_path):
   assert ("dropped as" in printed) == (width == 140)
 
 
-def test_the_title_has_what_is_known():
+def test_title_shows_restarts_and_abandoned_rounds():
   title = lambda numbers: _table(numbers).splitlines()[0]
   numbers = run_journals.numbers_of(
     {"kind": "coordinator", "time": 0.0, "epoch": 0},
@@ -41,7 +41,7 @@ def test_the_title_has_what_is_known():
   )
 
 
-def test_what_is_waited_for_is_below_the_table():
+def test_missing_replica_is_named_below_the_table():
   numbers = run_journals.numbers_of(
     {"kind": "join", "time": 0.0, "replica": 0},
     {

@@ -25,7 +25,7 @@ def _commit(step, at, *members):
   return {"kind": "commit", "time": at, "step": step, "members": list(members)}
 
 
-def test_the_page_finds_all_that_it_shows(tmp_path):
+def test_state_has_every_field_that_the_page_shows(tmp_path):
   page = importlib.resources.files("optax_dist.cli.runs.web") / "page.html"
   # All but the name of the file.
   names = set(re.findall(r"\bstate\.(\w+)", page.read_text("utf-8"))) - {"json"}
@@ -55,7 +55,7 @@ def test_end_of_a_process_is_an_event():
   assert state["members"][0]["process"] == "h: 7"
 
 
-def test_the_timeline_has_the_categories_of_a_report():
+def test_timeline_has_the_categories_of_a_report():
   member = run_journals.member("a", 0, age=0.25, compute=0.5)
   drop = {"kind": "drop", "time": 4.0, "replica": 1, "reason": "stale"}
   drop |= {"count": 1, "age": 0.0, "compute": 1.5}
@@ -67,7 +67,7 @@ def test_the_timeline_has_the_categories_of_a_report():
   ]
 
 
-def test_a_resumed_run_is_drawn_from_its_last_start():
+def test_resumed_run_is_drawn_from_its_last_start():
   member = run_journals.member(0, 0, age=0.5)
   run = {"kind": "run", "time": 0.0, "step": 2, "unix_time": None}
   run |= {"strategy": "sync_replicas"}
@@ -119,7 +119,7 @@ def test_members_are_in_the_order_of_their_numbers():
     ({"kind": "finish", "reason": "all left"}, "run ended: all left"),
   ],
 )
-def test_events_are_told_in_words(record, text):
+def test_events_have_readable_texts(record, text):
   record = {"time": 1.5, "strategy": "s"} | record
   (event,) = _state(record)["events"]
   assert (event["time"], event["kind"]) == (1.5, record["kind"])

@@ -15,7 +15,7 @@ def path(tmp_path):
   return run_journals.ended(tmp_path / "run.jsonl")
 
 
-def test_it_is_shown_once(path, capsys):
+def test_watch_once_prints_the_table(path, capsys):
   assert main.main(["watch", str(path), "--once"]) == 0
   shown = capsys.readouterr().out
   assert "step 4, 1.0 steps/s; ended: finished" in shown
@@ -24,7 +24,7 @@ def test_it_is_shown_once(path, capsys):
   assert "4 stale" in row
 
 
-def test_it_follows_a_run_until_its_end(tmp_path, capsys):
+def test_watch_follows_a_run_until_its_end(tmp_path, capsys):
   path, codes = tmp_path / "run.jsonl", []
   with journal.Journal(path) as written:
     run_journals.begin(written)
@@ -43,9 +43,7 @@ def test_it_follows_a_run_until_its_end(tmp_path, capsys):
   assert "step 1, " in capsys.readouterr().out
 
 
-def test_a_terminal_shows_the_table_while_the_run_goes_on(
-  path, capsys, monkeypatch
-):
+def test_terminal_shows_the_table_during_the_run(path, capsys, monkeypatch):
   monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
   assert main.main(["watch", str(path)]) == 0
   shown = capsys.readouterr()
@@ -68,7 +66,7 @@ def test_bad_lines_are_counted(path, capsys):
   ("before", "after"),
   [(b'"version": 1', b'"version": 2'), (b'{"kind": "run"', b"\xef\xbb\xbf{")],
 )
-def test_a_journal_of_another_version_is_said(path, before, after, capsys):
+def test_journal_of_another_version_is_reported(path, before, after, capsys):
   path.write_bytes(path.read_bytes().replace(before, after))
   assert main.main(["watch", "--once", str(path)]) == 0
   shown = capsys.readouterr()
@@ -90,7 +88,7 @@ def test_an_invalid_port_is_refused(path, port, capsys):
 
 
 @pytest.mark.parametrize("more", [["--once"], []])
-def test_a_file_that_is_no_journal_is_refused(tmp_path, more, capsys):
+def test_file_that_is_not_a_journal_is_refused(tmp_path, more, capsys):
   path = tmp_path / "train.py"
   path.write_text("import jax\nprint(jax)\n")
   assert main.main(["watch", str(path), *more]) == 2

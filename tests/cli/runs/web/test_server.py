@@ -82,7 +82,7 @@ def get(url, host=None, method="GET"):
       return error.code, error.headers, error.read()
 
 
-def test_the_data_are_those_of_the_job(page, job):
+def test_state_json_matches_the_journal(page, job):
   status, headers, body = get(page.url + "state.json")
   assert status == 200
   assert headers["Content-Type"].startswith("application/json")
@@ -107,7 +107,7 @@ def test_the_data_are_those_of_the_job(page, job):
   assert 0 < state["goodput"]["useful"] < 1
 
 
-def test_there_is_one_page_and_it_is_read_only(page):
+def test_server_has_one_read_only_page(page):
   assert get(page.url)[0] == 200
   assert get(page.url + "etc/passwd")[0] == 404
   for method in ("POST", "PUT", "DELETE"):
@@ -131,7 +131,7 @@ def test_metrics_are_served_for_prometheus(page):
   assert f"optax_dist_step {page.state()['step']:.1f}" in lines
 
 
-def test_another_sites_name_is_refused(page):
+def test_host_header_of_another_site_is_refused(page):
   """A page of another site, whose name leads here, can't read it."""
   assert get(page.url + "state.json", host="evil.example:80")[0] == 403
   assert get(page.url + "metrics", host="evil.example:80")[0] == 403
@@ -145,7 +145,7 @@ def test_an_invalid_host_name_is_refused(empty, capfd, host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_loopback_by_any_of_its_names_needs_no_token(empty, host):
+def test_no_token_is_needed_on_loopback(empty, host):
   assert empty.token == ""
   port = empty.url.rsplit(":", 1)[1].strip("/")
   assert get(empty.url, host=f"{host}:{port}")[0] == 200
@@ -153,13 +153,11 @@ def test_loopback_by_any_of_its_names_needs_no_token(empty, host):
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1.example", "10.0.0.1"])
-def test_a_name_that_is_not_loopbacks_is_refused(empty, host):
+def test_host_header_outside_of_loopback_is_refused(empty, host):
   assert get(empty.url, host=host)[0] == 403
 
 
-def test_each_page_beyond_loopback_has_a_token_of_its_own(
-  tmp_path, monkeypatch
-):
+def test_each_page_beyond_loopback_has_its_own_token(tmp_path, monkeypatch):
   # As where it is bound elsewhere, which a test should not be.
   monkeypatch.setattr(server.addresses, "is_loopback", lambda host: False)
   pages = []
@@ -184,7 +182,7 @@ def test_each_page_beyond_loopback_has_a_token_of_its_own(
       page.close()
 
 
-def test_it_listens_on_ipv6(tmp_path):
+def test_server_listens_on_ipv6(tmp_path):
   try:
     page = server.Server(view.View(tmp_path / "run.jsonl"), bind="::1")
   except errors.CommandError as error:
@@ -198,7 +196,7 @@ def test_it_listens_on_ipv6(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_a_browser_shows_it(page, tmp_path):
+def test_browser_shows_the_page(page, tmp_path):
   done = subprocess.run(
     [
       CHROMIUM,
@@ -243,7 +241,7 @@ def _threads():
   )
 
 
-def test_slow_clients_have_no_more_than_so_many_threads(page, monkeypatch):
+def test_number_of_threads_for_slow_clients_is_limited(page, monkeypatch):
   monkeypatch.setattr(server, "_SLOW", 0.0)
   address = page._listener.server_address
   most = server._CLIENTS
@@ -261,7 +259,7 @@ def test_slow_clients_have_no_more_than_so_many_threads(page, monkeypatch):
       client.close()
 
 
-def test_who_comes_while_all_are_quick_is_refused(page, monkeypatch):
+def test_client_is_refused_while_all_threads_are_busy(page, monkeypatch):
   monkeypatch.setattr(server, "_SLOW", 1000.0)
   address = page._listener.server_address
   held = _connections(server._CLIENTS, address)
