@@ -15,8 +15,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from optax_dist import optimizers
-from optax_dist.sparse import indexed_slices
+from optax_dist import optimizers, sparse
 
 LAZY = {
   "gradient_descent": optimizers.gradient_descent(0.1),
@@ -40,7 +39,7 @@ def measure(transformation, table, gradient, repeats, donate=True):
   def step(carry, gradient):
     params, state = carry
     updates, state = transformation.update(gradient, state, params)
-    return indexed_slices.apply_updates(params, updates), state
+    return sparse.apply_updates(params, updates), state
 
   step = jax.jit(step, donate_argnums=0 if donate else ())
   carry = step((jnp.copy(table), transformation.init(table)), gradient)
@@ -69,8 +68,8 @@ def main():
   indices = jax.random.randint(
     jax.random.fold_in(key, 1), (options.touched,), 0, options.rows
   )
-  sparse = indexed_slices.IndexedSlices(values, indices, shape)
-  dense = sparse.to_dense()
+  slices = sparse.IndexedSlices(values, indices, shape)
+  dense = slices.to_dense()
   print(
     f"{'optimizer':26}{'dense ms':>10}{'sparse ms':>11}{'times faster':>14}"
     f"{'not donated':>13}"
@@ -78,8 +77,8 @@ def main():
   for name in options.names:
     transformation = LAZY[name]
     slow = measure(transformation, table, dense, options.repeats)
-    fast = measure(transformation, table, sparse, options.repeats)
-    kept = measure(transformation, table, sparse, options.repeats, False)
+    fast = measure(transformation, table, slices, options.repeats)
+    kept = measure(transformation, table, slices, options.repeats, False)
     print(
       f"{name:26}{1e3 * slow:10.2f}{1e3 * fast:11.3f}{slow / fast:14.1f}"
       f"{slow / kept:13.1f}",

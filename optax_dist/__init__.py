@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     transforms,
   )
   from optax_dist._internal.axes import UnboundAxisError
-  from optax_dist._internal.replica_blocks import PerReplica
-  from optax_dist.sparse.indexed_slices import (
-    IndexedSlices,
-    apply_updates,
-  )
+  from optax_dist._internal.indexed_slices import IndexedSlices, apply_updates
+  from optax_dist._internal.placement.replica_blocks import PerReplica
   from optax_dist.states.averages import averaged_params
   from optax_dist.states.center import center_params
   from optax_dist.states.local_params import local_params

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import axes, collectives
+from optax_dist._internal.indexed_slices import as_dense
 from optax_dist._internal.leaves import precision
-from optax_dist.sparse.indexed_slices import as_dense
 
 # Extra arguments of optax's own transformations: numbers and arrays, functions of
 # the parameters that return a loss, and one that returns a gradient. Training loops

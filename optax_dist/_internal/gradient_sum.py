@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, checks, collectives
+from optax_dist._internal import axes, checks, collectives, indexed_slices
+from optax_dist._internal.indexed_slices import IndexedSlices
 from optax_dist._internal.leaves import precision
-from optax_dist.sparse import indexed_slices
-from optax_dist.sparse.indexed_slices import IndexedSlices
 
 #: The index of unused slots: no row has it.
 UNUSED = 2**31 - 1

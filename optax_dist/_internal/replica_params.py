@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, collectives
+from optax_dist._internal.indexed_slices import values_of
 from optax_dist._internal.inner import checked
 from optax_dist._internal.leaves import precision, update_leaves
-from optax_dist._internal.replica_blocks import has_center
+from optax_dist._internal.placement.replica_blocks import has_center
 from optax_dist._internal.replicas import Replica, Replicas
-from optax_dist.sparse.indexed_slices import values_of
 
 _NO_REPLICAS = (
   "Under plain jax.jit there is one set of parameters, and no replica that trains"

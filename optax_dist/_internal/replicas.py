@@ -18,14 +18,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes, checks, collectives
+from optax_dist._internal.indexed_slices import is_indexed_slices, values_of
 from optax_dist._internal.leaves.materialize import materialize
-from optax_dist._internal.replica_blocks import (
+from optax_dist._internal.placement.replica_blocks import (
   PASS_STATE,
   PerReplica,
   as_block,
   own_block,
 )
-from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from optax_dist._internal import axes, checks, collectives
 from optax_dist._internal.leaves import update_leaves
-from optax_dist._internal.replica_blocks import PerShard
+from optax_dist._internal.placement.replica_blocks import PerShard
 from optax_dist._internal.replica_params import Leaves
 from optax_dist.compression import _codec
 from optax_dist.compression._gathered import (

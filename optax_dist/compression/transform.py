@@ -8,7 +8,7 @@ import optax
 
 from optax_dist._internal import axes, provenance
 from optax_dist._internal.leaves import precision, update_leaves
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.placement.replica_blocks import PerReplica
 from optax_dist._internal.replicas import Replicas
 from optax_dist.compression.interface import (
   Compression,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from optax_dist._internal import lazy
 
 if TYPE_CHECKING:
+  from optax_dist.coordinator._internal.fingerprints import fingerprint
   from optax_dist.coordinator.any_trainer import (
     CoordinatedOptimizer,
     CoordinatedState,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     decoupled_diloco,
   )
   from optax_dist.coordinator.extras.groups.group import initialize_processes
-  from optax_dist.coordinator.fingerprints import fingerprint
   from optax_dist.coordinator.joining import join, run_embedded
   from optax_dist.coordinator.options import Options
   from optax_dist.coordinator.replica import Outcome, Replica

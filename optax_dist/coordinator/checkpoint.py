@@ -19,7 +19,8 @@ import numpy as np
 
 from optax_dist import ledger
 from optax_dist._internal import checks
-from optax_dist.coordinator import checkpoint_folder, phases
+from optax_dist.coordinator import checkpoint_folder
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.replica import Outcome, Replica
 from optax_dist.coordinator.runtime import processes, trees
 

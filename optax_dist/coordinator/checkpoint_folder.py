@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from optax_dist.coordinator import locks
-from optax_dist.coordinator.files import sync
+from optax_dist.coordinator._internal import locks
+from optax_dist.coordinator._internal.files import sync
 from optax_dist.coordinator.protocol.codec import Natural
 from optax_dist.coordinator.protocol.entries import Lineage
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from optax_dist.coordinator import files
+from optax_dist.coordinator._internal import files
 from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.codec import Finite
 

@@ -11,8 +11,8 @@ import numpy as np
 from optax_dist import ledger
 from optax_dist._internal import checks
 from optax_dist.coordinator import errors, strategies
+from optax_dist.coordinator._internal.fingerprints import fingerprint
 from optax_dist.coordinator.data import micro_batches
-from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import messages
 from optax_dist.coordinator.protocol.entries import Lineage

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal.indexed_slices import values_of
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
@@ -10,7 +11,6 @@ from optax_dist.optimizers._internal import (
   moments,
 )
 from optax_dist.sparse import rows
-from optax_dist.sparse.indexed_slices import values_of
 
 
 def grad_variance_scaled(

@@ -14,10 +14,10 @@ import optax
 from optax_dist import ledger
 from optax_dist._internal import checks
 from optax_dist.coordinator import strategies
+from optax_dist.coordinator._internal.fingerprints import fingerprint
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.aggregation.reducer import Reducer
-from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.journal import Record, batches, segments
 from optax_dist.coordinator.protocol import entries
 from optax_dist.coordinator.strategies import SharedState, hyperparams

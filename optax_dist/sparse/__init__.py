@@ -1,6 +1,6 @@
 """Sparse gradients of embedding tables, and how to use optax with them."""
 
-from optax_dist.sparse.indexed_slices import (
+from optax_dist._internal.indexed_slices import (
   IndexedSlices,
   apply_updates,
   is_indexed_slices,

@@ -2,7 +2,7 @@
 
 Most of optax maps over leaves, and a sparse update is two of them. JAX refuses
 to compute with the leaf that holds the indices (see
-:mod:`optax_dist.sparse.indexed_slices`), so such transformations must be wrapped
+:class:`optax_dist.sparse.IndexedSlices`), so such transformations must be wrapped
 in :func:`row_wise` or come after :func:`to_dense`.
 """
 
@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import checks
-from optax_dist.sparse import indexed_slices
-from optax_dist.sparse.indexed_slices import as_dense, is_indexed_slices
+from optax_dist._internal import checks, indexed_slices
+from optax_dist._internal.indexed_slices import as_dense, is_indexed_slices
 
 
 def row_wise(
@@ -60,9 +59,9 @@ def row_wise(
 
   Example:
     >>> import jax.numpy as jnp
-    >>> import optax_dist.sparse.indexed_slices as sparse
+    >>> from optax_dist import sparse
     >>> params = jnp.zeros((3, 1))
-    >>> optimizer = row_wise(optax.sgd(1.0, momentum=0.5))
+    >>> optimizer = sparse.row_wise(optax.sgd(1.0, momentum=0.5))
     >>> state = optimizer.init(params)
     >>> grad = sparse.IndexedSlices(jnp.ones((1, 1)), jnp.array([2]), (3, 1))
     >>> for _ in range(2):

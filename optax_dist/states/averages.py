@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import checks, parts
-from optax_dist._internal.replica_blocks import is_per_replica, nodes
+from optax_dist._internal.placement.replica_blocks import is_per_replica, nodes
 from optax_dist.transforms import params_ema
 from optax_dist.transforms.params_ema import ParamsEmaState, is_left_out
 

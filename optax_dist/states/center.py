@@ -10,7 +10,7 @@ import optax
 
 from optax_dist._internal import axes, checks
 from optax_dist._internal.leaves import precision
-from optax_dist._internal.replica_blocks import (
+from optax_dist._internal.placement.replica_blocks import (
   PerReplica,
   is_center_state,
   map_nodes,

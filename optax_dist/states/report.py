@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_dist._internal.replica_blocks import nodes
+from optax_dist._internal.placement.replica_blocks import nodes
 from optax_dist.transforms.sync_replicas import SyncReplicasState
 
 

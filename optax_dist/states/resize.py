@@ -8,7 +8,11 @@ import numpy as np
 
 from optax_dist._internal import checks, gradient_sum
 from optax_dist._internal.gradient_sum import SparseSum
-from optax_dist._internal.replica_blocks import PerReplica, map_nodes, nodes
+from optax_dist._internal.placement.replica_blocks import (
+  PerReplica,
+  map_nodes,
+  nodes,
+)
 from optax_dist.transforms.sync_replicas import SyncReplica, SyncReplicasState
 
 

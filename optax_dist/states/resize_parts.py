@@ -6,14 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import axes, checks, parts
-from optax_dist._internal.replica_blocks import PerReplica, map_nodes, nodes
-from optax_dist.states.resize import on_host
-from optax_dist.states.specs import (
+from optax_dist._internal.placement.replica_blocks import (
+  PerReplica,
+  map_nodes,
+  nodes,
+)
+from optax_dist._internal.placement.specs import (
   Found,
   Numbered,
   children,
   match_params,
 )
+from optax_dist.states.resize import on_host
 from optax_dist.transforms.sharded import ShardedState
 
 _NAME = "resize_sharded"

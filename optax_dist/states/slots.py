@@ -13,7 +13,10 @@ import numpy as np
 import optax
 
 from optax_dist._internal import checks
-from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
+from optax_dist._internal.placement.replica_blocks import (
+  PerReplica,
+  is_per_replica,
+)
 
 # TensorFlow's names for the states of stock optax transformations.
 _NAMES: dict[type, dict[str, str]] = {

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from optax_dist._internal import checks, parts
-from optax_dist._internal.replica_blocks import is_per_replica
+from optax_dist._internal.placement.replica_blocks import is_per_replica
 from optax_dist.states import slots
 from optax_dist.tensorflow1 import _slot_variables
 

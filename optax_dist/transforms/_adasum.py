@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, collectives, provenance
+from optax_dist._internal.indexed_slices import is_indexed_slices
 from optax_dist._internal.leaves import precision, update_leaves
-from optax_dist.sparse.indexed_slices import is_indexed_slices
 
 _SCATTERED = (
   "so no replica has a gradient of its own to combine. Use cross_shard(...,"

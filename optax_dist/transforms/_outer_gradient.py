@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, replica_params
+from optax_dist._internal.indexed_slices import apply_updates
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_params import Leaves
 from optax_dist._internal.replicas import Replica
@@ -21,7 +22,6 @@ from optax_dist.compression.interface import (
   CompressionState,
   aggregate,
 )
-from optax_dist.sparse.indexed_slices import apply_updates
 
 
 @dataclasses.dataclass(frozen=True)

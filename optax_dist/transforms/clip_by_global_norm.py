@@ -9,13 +9,13 @@ import numpy as np
 import optax
 
 from optax_dist._internal import axes, checks, collectives, shard_scope
-from optax_dist._internal.leaves import precision, update_leaves
-from optax_dist.sparse.indexed_slices import (
+from optax_dist._internal.indexed_slices import (
   is_indexed_slices,
   map_values,
   sum_duplicates,
 )
-from optax_dist.states.specs import specs_of_updates
+from optax_dist._internal.leaves import precision, update_leaves
+from optax_dist._internal.placement.specs import specs_of_updates
 
 _NAME = "clip_by_global_norm"
 

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, collectives, provenance
-from optax_dist._internal.leaves import precision, update_leaves
-from optax_dist.compression.interface import Compression
-from optax_dist.compression.transform import compressed
-from optax_dist.sparse.indexed_slices import (
+from optax_dist._internal.indexed_slices import (
   IndexedSlices,
   is_indexed_slices,
   map_values,
   sum_duplicates,
   values_of,
 )
-from optax_dist.states.specs import specs_of_updates
+from optax_dist._internal.leaves import precision, update_leaves
+from optax_dist._internal.placement.specs import specs_of_updates
+from optax_dist.compression.interface import Compression
+from optax_dist.compression.transform import compressed
 from optax_dist.transforms._adasum import by_adasum
 
 _NAME = "cross_shard"

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, replica_params
+from optax_dist._internal.indexed_slices import as_dense
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.placement.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Leaves, Trainers
 from optax_dist._internal.replicas import Replica
 from optax_dist.compression.interface import (
@@ -19,7 +20,6 @@ from optax_dist.compression.interface import (
   aggregate,
   check_compression,
 )
-from optax_dist.sparse.indexed_slices import as_dense
 
 _NAME = "elastic_average"
 _EXCHANGES = ("after_step", "same_point")

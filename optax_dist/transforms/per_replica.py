@@ -10,15 +10,15 @@ import optax
 from optax_dist._internal import axes
 from optax_dist._internal import extra_args as arguments
 from optax_dist._internal import inner as inner_transformation
-from optax_dist._internal.replica_blocks import (
+from optax_dist._internal.placement.replica_blocks import (
   PerReplica,
   as_block,
   has_replicas,
   is_per_replica,
   own_block,
 )
+from optax_dist._internal.placement.specs import children
 from optax_dist._internal.replicas import Replicas
-from optax_dist.states.specs import children
 
 _NAME = "per_replica"
 

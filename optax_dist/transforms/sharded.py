@@ -17,15 +17,15 @@ from optax_dist._internal import (
 )
 from optax_dist._internal import extra_args as arguments
 from optax_dist._internal import inner as inner_transformation
+from optax_dist._internal.indexed_slices import is_indexed_slices
 from optax_dist._internal.leaves import elementwise, precision, update_leaves
-from optax_dist._internal.replica_blocks import (
+from optax_dist._internal.placement.replica_blocks import (
   PASS_STATE,
   PerReplica,
   is_per_replica,
 )
 from optax_dist._internal.replicas import Replicas
 from optax_dist._internal.shard_scope import Scope
-from optax_dist.sparse.indexed_slices import is_indexed_slices
 
 _NAME = "sharded"
 _REDUCTIONS = ("mean", "sum")

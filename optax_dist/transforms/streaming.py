@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks
+from optax_dist._internal.indexed_slices import as_dense
 from optax_dist._internal.inner import checked
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.placement.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Leaves, Trainers
 from optax_dist._internal.replicas import Replica
 from optax_dist.compression.interface import (
@@ -18,7 +19,6 @@ from optax_dist.compression.interface import (
   CompressionState,
   check_compression,
 )
-from optax_dist.sparse.indexed_slices import as_dense
 from optax_dist.transforms._outer_gradient import (
   OuterGradient,
   outer_step,

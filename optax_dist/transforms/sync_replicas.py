@@ -17,14 +17,11 @@ from optax_dist._internal import (
   replica_params,
 )
 from optax_dist._internal import extra_args as arguments
+from optax_dist._internal.indexed_slices import IndexedSlices, is_indexed_slices
 from optax_dist._internal.inner import check_used, checked
 from optax_dist._internal.leaves import precision, update_leaves
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.placement.replica_blocks import PerReplica
 from optax_dist._internal.replicas import Replica, Replicas
-from optax_dist.sparse.indexed_slices import (
-  IndexedSlices,
-  is_indexed_slices,
-)
 from optax_dist.transforms.params_ema import params_ema
 
 _NAME = "sync_replicas"

@@ -13,8 +13,10 @@ from jax.sharding import PartitionSpec
 
 from optax_dist._internal import axes, checks, collectives, replication
 from optax_dist._internal.extra_args import of_all
+from optax_dist._internal.indexed_slices import apply_updates
 from optax_dist._internal.leaves import precision
-from optax_dist._internal.replica_blocks import (
+from optax_dist._internal.placement.place import place
+from optax_dist._internal.placement.replica_blocks import (
   PerReplica,
   block,
   has_center,
@@ -23,9 +25,7 @@ from optax_dist._internal.replica_blocks import (
   nodes,
   row,
 )
-from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.states.placement import place
-from optax_dist.states.specs import is_spec, state_specs
+from optax_dist._internal.placement.specs import is_spec, state_specs
 from optax_dist.transforms import _variables
 from optax_dist.transforms._agreement import (
   PARAMS,

@@ -12,8 +12,12 @@ import optax
 from jax.sharding import PartitionSpec
 
 from optax_dist._internal import axes, checks, replication
-from optax_dist._internal.replica_blocks import is_per_replica
-from optax_dist.states.specs import check_specs, is_spec, state_specs
+from optax_dist._internal.placement.replica_blocks import is_per_replica
+from optax_dist._internal.placement.specs import (
+  check_specs,
+  is_spec,
+  state_specs,
+)
 from optax_dist.transforms._agreement import (
   PARAMS,
   STATE,

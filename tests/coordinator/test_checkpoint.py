@@ -17,7 +17,8 @@ import pytest
 import waiting
 
 from optax_dist import coordinator, ledger
-from optax_dist.coordinator import checkpoint, phases
+from optax_dist.coordinator import checkpoint
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.runtime import processes
 
 

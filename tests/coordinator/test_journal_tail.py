@@ -4,7 +4,8 @@ import os
 import time
 import tracemalloc
 
-from optax_dist.coordinator import journal, journal_tail
+from optax_dist.cli.runs import journal_tail
+from optax_dist.coordinator import journal
 
 
 def test_lines_come_once_they_are_whole(tmp_path):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from optax_dist.coordinator import locks
+from optax_dist.coordinator._internal import locks
 
 _HOLD = """
 import sys

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from optax_dist.coordinator import phases
+from optax_dist.coordinator._internal import phases
 
 
 @pytest.fixture

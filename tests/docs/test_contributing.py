@@ -3,6 +3,7 @@
 import ast
 import functools
 import pathlib
+import re
 
 import optax_dist
 
@@ -30,12 +31,9 @@ def _layout():
   text = (_ROOT / "CONTRIBUTING.md").read_text("utf-8")
   block = text.split("```\noptax_dist/\n")[1].split("```")[0]
   result, above = [], pathlib.Path()
-  for line in block.splitlines():
-    name = line[:22].rstrip()
-    if not name.strip():
-      continue
-    entry = pathlib.Path(name.strip())
-    if name.startswith(" " * 4):
+  for indent, name in re.findall(r"^( {2}| {4})(\S+)", block, re.MULTILINE):
+    entry = pathlib.Path(name)
+    if len(indent) == 4:
       entry = above / entry
     else:
       above = entry
@@ -66,18 +64,15 @@ def _place(module, layout):
   """The place in the list of the closest entry; None outside of it."""
   entries = [e for e in layout if e == module or e in module.parents]
   closest = max(entries, key=lambda e: len(e.parts), default=None)
-  # A file next to those that the list names has no place of its own.
-  folders = {e.parent for e in layout}
-  if closest is None or (closest in folders and closest != module):
-    return None
-  return layout.index(closest)
+  return None if closest is None else layout.index(closest)
 
 
 def test_the_layout_lists_all_modules():
   layout = _layout()
   assert not [entry for entry in layout if entry not in _FILES]
-  folders = {module for module in _FILES if len(module.parts) == 1}
-  assert folders <= set(layout)
+  listed = {pathlib.Path(), *(entry.parent for entry in layout)}
+  beside = {m for m in _FILES if m.parent in listed}
+  assert beside <= set(layout), beside - set(layout)
 
 
 def test_imports_only_go_down():

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_dist.sparse import indexed_slices
-from optax_dist.sparse.indexed_slices import IndexedSlices
+from optax_dist.sparse import IndexedSlices, apply_updates
 
 _STEPS = 7
 _ROWS = 5
@@ -56,7 +55,7 @@ def _trajectory(optimizer):
   def step(carry, gradients):
     params, state = carry
     updates, state = optimizer.update(gradients, state, params)
-    params = indexed_slices.apply_updates(params, updates)
+    params = apply_updates(params, updates)
     return (params, state), params
 
   @jax.jit

@@ -15,7 +15,7 @@ import scenario_recordings as recorded
 
 import optax_dist
 from optax_dist import optimizers
-from optax_dist.sparse.indexed_slices import IndexedSlices
+from optax_dist.sparse import IndexedSlices
 
 _TWO_OPTIMIZERS = re.compile(r"w\d+ opt[A-Z] step")
 _SLOTS = 4

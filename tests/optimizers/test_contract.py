@@ -16,8 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from optax_dist import optimizers
-from optax_dist.sparse import indexed_slices
-from optax_dist.sparse.indexed_slices import IndexedSlices
+from optax_dist.sparse import IndexedSlices, apply_updates, map_values
 from optax_dist.states import slots
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/optimizers.md"
@@ -121,7 +120,7 @@ def _program(name):
   def step(carry, grads):
     params, state = carry
     updates, state = optimizer.update(grads, state, params)
-    return indexed_slices.apply_updates(params, updates), state
+    return apply_updates(params, updates), state
 
   def run(sparse):
     first = step((_PARAMS, optimizer.init(_PARAMS)), _GRADS)
@@ -214,7 +213,7 @@ def test_dtypes_stay(name, dtype):
     )
     state = optimizer.init(params)
     grads = jax.tree.map(lambda x: jnp.asarray(x, dtype), _GRADS)
-    sparse = indexed_slices.map_values(
+    sparse = map_values(
       lambda x: x.astype(dtype), grads | {"table": _sparse([1, 4, 1])}
     )
     with jax.numpy_dtype_promotion("standard"):  # For the schedule of optax.
@@ -222,7 +221,7 @@ def test_dtypes_stay(name, dtype):
         updates, new = jax.eval_shape(optimizer.update, grad, state, params)
         kind = lambda x: (x.shape, x.dtype)
         assert jax.tree.map(kind, new) == jax.tree.map(kind, state)
-        leaves = indexed_slices.map_values(lambda x: x.dtype, updates)
+        leaves = map_values(lambda x: x.dtype, updates)
         assert leaves["bias"] == dtype
 
 
@@ -235,7 +234,7 @@ def test_runs_under_vmap_and_shard_map():
     def step(params, gradient, optimizer=optimizer):
       state = optimizer.init(params)
       updates, _ = optimizer.update(gradient, state, params)
-      return indexed_slices.apply_updates(params, updates)
+      return apply_updates(params, updates)
 
     stack = lambda x: jnp.stack([x] * 8)
     want = stack(step(params, sparse))

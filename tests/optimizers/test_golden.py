@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_dist import optimizers
-from optax_dist.sparse import indexed_slices
+from optax_dist import optimizers, sparse
 from optax_dist.states import slots
 
 _FOLDER = pathlib.Path(__file__).parent.parent / "golden"
@@ -96,7 +95,7 @@ def _run(optimizer, name):
     def step(carry, gradients):
       params, state = carry
       updates, state = transformation.update(gradients, state, params)
-      params = indexed_slices.apply_updates(params, updates)
+      params = sparse.apply_updates(params, updates)
       return (params, state), params
 
     (_, state), trajectory = jax.lax.scan(
@@ -116,7 +115,7 @@ def _run(optimizer, name):
         # A scan slices the leading axis of steps off the leaves.
         shape = params["embedding"].shape
         leaves = [inputs["values"], inputs["indices"]]
-        slices = indexed_slices.IndexedSlices.tree_unflatten(shape, leaves)
+        slices = sparse.IndexedSlices.tree_unflatten(shape, leaves)
         inputs = {"embedding": slices}
       gradients |= inputs
     if group:

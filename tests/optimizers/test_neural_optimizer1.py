@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_dist import optimizers
-from optax_dist.sparse.indexed_slices import IndexedSlices
+from optax_dist.sparse import IndexedSlices
 
 
 def test_an_average_of_zero_has_the_sign_of_no_other_gradient():

@@ -3,8 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from optax_dist import optimizers
-from optax_dist.sparse import indexed_slices
+from optax_dist import optimizers, sparse
 
 _BOTH = [optimizers.proximal_gradient_descent, optimizers.proximal_adagrad]
 
@@ -15,7 +14,7 @@ def test_new_values_of_zero_are_exact(make):
   params = jnp.array([0.1, -1e4, 1e-20, 3.0])
   optimizer = make(1.0, l1_regularization_strength=1e5)
   updates, _ = optimizer.update(jnp.zeros(4), optimizer.init(params), params)
-  assert not indexed_slices.apply_updates(params, updates).any()
+  assert not sparse.apply_updates(params, updates).any()
 
 
 def test_errors():

@@ -23,7 +23,8 @@ import workers
 from jax.experimental import multihost_utils
 
 from optax_dist import coordinator
-from optax_dist.coordinator import checkpoint, phases
+from optax_dist.coordinator import checkpoint
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.launch import environment
 from optax_dist.coordinator.runtime import endpoint
 from tests.runs import models, samples

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from optax_dist.sparse import indexed_slices
-from optax_dist.sparse.indexed_slices import IndexedSlices
+from optax_dist import sparse
+from optax_dist.sparse import IndexedSlices
 
 ROWS, SLOTS = 6, 5
 
@@ -48,7 +48,7 @@ def test_to_dense_adds_repeated_rows(slices):
 @hypothesis.given(_slices(), st.permutations(range(SLOTS)))
 def test_sum_duplicates(slices, order):
   order = np.array(order)
-  summed = jax.jit(indexed_slices.sum_duplicates)(slices)
+  summed = jax.jit(sparse.sum_duplicates)(slices)
   used = np.asarray(summed.indices)[np.asarray(summed.indices) < ROWS]
   assert len(set(used.tolist())) == len(used)
   assert (np.diff(summed.indices) >= 0).all()
@@ -57,7 +57,7 @@ def test_sum_duplicates(slices, order):
   shuffled = IndexedSlices(
     slices.values[order], slices.indices[order], slices.dense_shape
   )
-  again = jax.jit(indexed_slices.sum_duplicates)(shuffled)
+  again = jax.jit(sparse.sum_duplicates)(shuffled)
   np.testing.assert_array_equal(again.indices, summed.indices)
   np.testing.assert_array_equal(again.values, summed.values)
 
@@ -66,7 +66,7 @@ def test_sum_duplicates_drops_what_unused_slots_hold():
   slices = IndexedSlices(
     jnp.array([jnp.nan, 1.0]), jnp.array([ROWS, 2]), (ROWS,)
   )
-  summed = indexed_slices.sum_duplicates(slices)
+  summed = sparse.sum_duplicates(slices)
   assert summed.values.tolist() == [1.0, 0.0]
   assert summed.indices.tolist() == [2, ROWS]
 
@@ -85,7 +85,7 @@ def test_columns_in_shards(kind, batched):
 
   def run(values, indices):
     slices = IndexedSlices.unchecked(values, indices, (ROWS, 4))
-    summed = indexed_slices.sum_duplicates(slices)
+    summed = sparse.sum_duplicates(slices)
     return slices.to_dense(), summed.values, summed.to_dense()
 
   run = jax.jit(jax.vmap(run) if batched else run)
@@ -106,7 +106,7 @@ def test_columns_in_shards_inside_a_map(check_vma):
 
   def run(values, indices):
     slices = IndexedSlices.unchecked(values, indices, (ROWS, 4))
-    return indexed_slices.sum_duplicates(slices).to_dense()
+    return sparse.sum_duplicates(slices).to_dense()
 
   run = jax.jit(
     jax.shard_map(
@@ -148,7 +148,7 @@ def test_slots_on_an_explicit_mesh(spec, wrap):
 
   def run(values, indices):
     slices = IndexedSlices.unchecked(values, indices, (ROWS, 4))
-    summed = indexed_slices.sum_duplicates(slices)
+    summed = sparse.sum_duplicates(slices)
     return slices.to_dense(), summed.to_dense()
 
   expected, _ = run(values, indices)
@@ -165,7 +165,7 @@ def test_updates_of_a_table_on_an_explicit_mesh(spec, wrap, columns):
   update = IndexedSlices(
     _explicit(2 * table, None, columns), np.array([1, 3, 1, 4]), (4, 4)
   )
-  new = wrap(indexed_slices.apply_updates)(_explicit(table, *spec), update)
+  new = wrap(sparse.apply_updates)(_explicit(table, *spec), update)
   assert new.sharding.spec == P(*spec)
   np.testing.assert_array_equal(np.asarray(new)[:, 0], [1, 5, 1, 3])
 
@@ -179,7 +179,7 @@ def test_lookups_in_a_table_on_an_explicit_mesh(spec, of_ids):
 
   @jax.jit
   def grads(table, ids):
-    run = indexed_slices.lookup_value_and_grad(square)
+    run = sparse.lookup_value_and_grad(square)
     return run(table, ids)[1].to_dense()
 
   result = np.asarray(grads(table, ids))
@@ -199,7 +199,7 @@ def test_indices_that_are_known_under_jit_are_checked():
 
 def test_sum_duplicates_of_nothing():
   empty = IndexedSlices(jnp.zeros((0, 2)), jnp.zeros(0, jnp.int32), (ROWS, 2))
-  assert indexed_slices.sum_duplicates(empty).indices.shape == (0,)
+  assert sparse.sum_duplicates(empty).indices.shape == (0,)
   assert not empty.to_dense().any()
 
 
@@ -207,9 +207,9 @@ def test_sum_duplicates_of_nothing():
 @hypothesis.given(_slices())
 def test_apply_updates_equals_the_dense_update(slices):
   params = {"table": jnp.ones((ROWS, 2)), "b": jnp.ones(3)}
-  sparse = {"table": slices, "b": jnp.full(3, 2.0)}
+  updates = {"table": slices, "b": jnp.full(3, 2.0)}
   dense = {"table": slices.to_dense(), "b": jnp.full(3, 2.0)}
-  got = indexed_slices.apply_updates(params, sparse)
+  got = sparse.apply_updates(params, updates)
   want = optax.apply_updates(params, dense)
   jax.tree.map(np.testing.assert_array_equal, got, want)
 
@@ -217,16 +217,14 @@ def test_apply_updates_equals_the_dense_update(slices):
 def test_apply_updates_keeps_dtypes_and_passes_none():
   params = {"a": jnp.ones((3, 2), jnp.bfloat16), "b": jnp.ones(2), "c": None}
   update = IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), (3, 2))
-  got = indexed_slices.apply_updates(
-    params, {"a": update, "b": None, "c": None}
-  )
+  got = sparse.apply_updates(params, {"a": update, "b": None, "c": None})
   assert got["a"].dtype == jnp.bfloat16
   assert got["a"][1].tolist() == [2.0, 2.0]
   assert got["b"] is params["b"]
   assert got["c"] is None
 
 
-@pytest.mark.parametrize("apply", [indexed_slices, optax])
+@pytest.mark.parametrize("apply", [sparse, optax])
 def test_apply_updates_takes_numpy_parameters(apply):
   params = np.ones((3, 2), np.float32)
   update = IndexedSlices(jnp.ones((1, 2)), jnp.array([2]), (3, 2))
@@ -240,7 +238,7 @@ def test_apply_updates_takes_numpy_parameters(apply):
 def test_apply_updates_checks_the_shape():
   update = IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), (3, 2))
   with pytest.raises(ValueError, match=r"\(3, 2\) met a parameter of shape"):
-    indexed_slices.apply_updates(jnp.ones((4, 2)), update)
+    sparse.apply_updates(jnp.ones((4, 2)), update)
 
 
 def test_lookup_gradient_equals_the_dense_gradient():
@@ -255,13 +253,13 @@ def test_lookup_gradient_equals_the_dense_gradient():
     return loss(p["table"][ids], p["w"], scale)
 
   @jax.jit
-  def sparse(params, lookups, scale):
+  def looked_up(params, lookups, scale):
     fun = lambda p, scale: (loss(p["table"], p["w"], scale), p["table"])
-    return indexed_slices.lookup_value_and_grad(fun, has_aux=True)(
+    return sparse.lookup_value_and_grad(fun, has_aux=True)(
       params, lookups, scale
     )
 
-  (value, rows), grads = sparse(params, {"table": ids, "w": None}, 2.0)
+  (value, rows), grads = looked_up(params, {"table": ids, "w": None}, 2.0)
   want_value, want = jax.value_and_grad(dense_loss)(params, 2.0)
   np.testing.assert_allclose(value, want_value, rtol=1e-6)
   np.testing.assert_array_equal(rows, table[ids])
@@ -274,7 +272,7 @@ def test_lookup_gradient_equals_the_dense_gradient():
 
 def test_lookup_gradient_never_builds_the_dense_one():
   rows = 123_457
-  fun = indexed_slices.lookup_value_and_grad(lambda p: jnp.sum(p["table"] ** 2))
+  fun = sparse.lookup_value_and_grad(lambda p: jnp.sum(p["table"] ** 2))
   jaxpr = jax.make_jaxpr(fun)(
     {"table": jnp.ones((rows, 2))}, {"table": jnp.array([3, 5])}
   )
@@ -284,7 +282,7 @@ def test_lookup_gradient_never_builds_the_dense_one():
 
 
 def test_lookup_outside_of_the_table_is_zero_and_without_gradient():
-  fun = indexed_slices.lookup_value_and_grad(lambda p: jnp.sum(p + 1.0))
+  fun = sparse.lookup_value_and_grad(lambda p: jnp.sum(p + 1.0))
   value, grads = fun(jnp.ones((3, 1)), jnp.array([-1, 2, 3]))
   assert value == 1.0 + 2.0 + 1.0
   assert grads.to_dense().tolist() == [[0.0], [0.0], [1.0]]
@@ -296,14 +294,14 @@ def test_the_upper_bits_of_an_index_count(index):
   indices = np.array([index])
   with pytest.raises(ValueError, match=rf"from {index} to {index}"):
     IndexedSlices(jnp.ones((1, 1)), indices, (3, 1))
-  fun = indexed_slices.lookup_value_and_grad(jnp.sum)
+  fun = sparse.lookup_value_and_grad(jnp.sum)
   value, grads = fun(jnp.ones((3, 1)), indices)
   assert value == 0.0
   assert not grads.to_dense().any()
 
 
 def test_lookups_are_integers():
-  fun = indexed_slices.lookup_value_and_grad(jnp.sum)
+  fun = sparse.lookup_value_and_grad(jnp.sum)
   with pytest.raises(TypeError, match="lookups must be integers, got bool"):
     fun(jnp.ones((3, 1)), np.array([True]))
 
@@ -312,7 +310,7 @@ def test_is_a_pytree_of_two_arrays():
   slices = IndexedSlices(jnp.ones((2, 3)), jnp.array([0, 1]), (4, 3))
   paths = jax.tree_util.tree_leaves_with_path(slices)
   assert [jax.tree_util.keystr(p) for p, _ in paths] == [".values", ".indices"]
-  stacked = jax.vmap(lambda s: indexed_slices.map_values(lambda x: 2 * x, s))(
+  stacked = jax.vmap(lambda s: sparse.map_values(lambda x: 2 * x, s))(
     jax.tree.map(lambda x: jnp.stack([x, x]), slices)
   )
   assert stacked.values.shape == (2, 2, 3)

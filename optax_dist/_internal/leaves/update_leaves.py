@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import axes, provenance
-from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
+from optax_dist._internal.indexed_slices import is_indexed_slices, values_of
 
 _SUMMED = (
   "it arrived already summed over the replicas, and can't be split again."

@@ -15,7 +15,7 @@ from optax_dist.cli import errors, parser
 from optax_dist.cli.launch import options
 
 if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
-  from optax_dist.coordinator import locks
+  from optax_dist.coordinator._internal import locks
 
 _USAGE = """\
 optax-dist launch [options] SCRIPT.py [its arguments]
@@ -153,7 +153,7 @@ def _journal(args: argparse.Namespace) -> pathlib.Path | None:
       raise errors.CommandError("launch: --resume needs --output")
     return None
   # Imports nothing slow.
-  from optax_dist.coordinator import files
+  from optax_dist.coordinator._internal import files
 
   path = pathlib.Path(args.output, options.JOURNAL)
   try:
@@ -181,7 +181,7 @@ def _check_journal(args: argparse.Namespace, path: pathlib.Path) -> None:
 
 def _locked(folder: pathlib.Path, rank: int) -> locks.Lock:
   """Keeps other jobs out of an output folder; each host of this one has a lock."""
-  from optax_dist.coordinator import locks
+  from optax_dist.coordinator._internal import locks
 
   path = folder / f".launch-{rank}"
   try:

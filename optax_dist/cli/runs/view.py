@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from optax_dist.cli.runs import journal_file
-from optax_dist.coordinator.journal_tail import Tail
+from optax_dist.cli.runs.journal_tail import Tail
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers, missing
 from optax_dist.quorum.events import ordered
 

@@ -23,8 +23,8 @@ import jax
 import jaxlib
 import numpy as np
 
+from optax_dist.coordinator._internal.fingerprints import fingerprint
 from optax_dist.coordinator.data.micro_batches import Slot
-from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.runtime import trees
 
 # Computes the gradient of a micro-batch, with the training loop's own program.

@@ -1,7 +1,7 @@
 """Faults that a process injects into itself, for tests and demonstrations.
 
 A launched process has them if its environment asks for them: `coordinator.join`
-installs them. `optax_dist.coordinator.phases` reports the phase of a step.
+installs them. `coordinator._internal.phases` reports the phase of a step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import signal
 from collections.abc import Mapping
 
-from optax_dist.coordinator import phases
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.launch import environment
 
 # Gradients are counted from 1, and factors are at least 1.

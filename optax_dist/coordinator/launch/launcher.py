@@ -23,7 +23,8 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from optax_dist.coordinator import journal, locks
+from optax_dist.coordinator import journal
+from optax_dist.coordinator._internal import locks
 from optax_dist.coordinator.launch import (
   child,
   keeper,

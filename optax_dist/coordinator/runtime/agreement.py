@@ -13,7 +13,7 @@ import jax.extend.core
 import optax_dist
 from optax_dist import ledger
 from optax_dist.coordinator import options, strategies
-from optax_dist.coordinator.fingerprints import fingerprint
+from optax_dist.coordinator._internal.fingerprints import fingerprint
 from optax_dist.coordinator.runtime import trees
 
 

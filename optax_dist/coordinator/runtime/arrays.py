@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from optax_dist.coordinator import phases
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.aggregation import (
   means,
   reduce_scatter_gather,

@@ -19,7 +19,8 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from optax_dist.coordinator import errors, phases
+from optax_dist.coordinator import errors
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.aggregation import reducer
 from optax_dist.coordinator.protocol import (
   codec,

@@ -22,9 +22,13 @@ from typing import Any, Protocol, TypeAlias
 import jax
 import numpy as np
 
+from optax_dist.coordinator._internal.fingerprints import (
+  as_numpy,
+  fingerprint,
+  words_of,
+)
 from optax_dist.coordinator.aggregation import layout, means
 from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
-from optax_dist.coordinator.fingerprints import as_numpy, fingerprint, words_of
 from optax_dist.coordinator.runtime import trees
 from optax_dist.coordinator.strategies import hyperparams
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_dist.coordinator.fingerprints import words_of
+from optax_dist.coordinator._internal.fingerprints import words_of
 
 _REMEDY = (
   "Give the tree of parameters alone: nnx.state(model, nnx.Param) of a flax nnx"

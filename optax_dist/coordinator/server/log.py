@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from optax_dist.coordinator import files, locks
+from optax_dist.coordinator._internal import files, locks
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.entries import (
   RECORDS,

@@ -12,7 +12,8 @@ from typing import Any
 from jax import tree_util
 
 from optax_dist import ledger
-from optax_dist.coordinator import journal, phases
+from optax_dist.coordinator import journal
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import messages
 from optax_dist.coordinator.training import preemption

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 from optax_dist import ledger, quorum
 from optax_dist.coordinator import errors, options, strategies
+from optax_dist.coordinator._internal.fingerprints import fingerprint
 from optax_dist.coordinator.aggregation import reducer
 from optax_dist.coordinator.data import probe as probes
-from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, entries, messages
 from optax_dist.coordinator.protocol.entries import Lineage

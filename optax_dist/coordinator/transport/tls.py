@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, NoReturn, TypeVar
 
-from optax_dist.coordinator.files import check_regular
+from optax_dist.coordinator._internal.files import check_regular
 
 _log = logging.getLogger("optax_dist.coordinator")
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist._internal.indexed_slices import is_indexed_slices
 
 
 def abs_square(x: jax.Array) -> jax.Array:

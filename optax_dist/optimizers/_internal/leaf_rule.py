@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import checks, step_count
+from optax_dist._internal import checks, indexed_slices, step_count
 from optax_dist.optimizers._internal import hyperparameters
-from optax_dist.sparse import indexed_slices, rows
+from optax_dist.sparse import rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal.indexed_slices import is_indexed_slices, values_of
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
   leaf_rule,
 )
 from optax_dist.sparse import rows
-from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
 
 
 def average(

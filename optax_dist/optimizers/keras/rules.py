@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import checks, step_count
+from optax_dist._internal.indexed_slices import values_of
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
@@ -15,7 +16,6 @@ from optax_dist.optimizers._internal import (
   moments,
 )
 from optax_dist.sparse import rows
-from optax_dist.sparse.indexed_slices import values_of
 
 DEFAULT_EPSILON = 1e-7
 

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes
-from optax_dist.optimizers._internal import complex_numbers, hyperparameters
-from optax_dist.optimizers.returnn.options import Options
-from optax_dist.sparse import rows
-from optax_dist.sparse.indexed_slices import (
+from optax_dist._internal.indexed_slices import (
   as_dense,
   is_indexed_slices,
   map_values,
   values_of,
 )
+from optax_dist.optimizers._internal import complex_numbers, hyperparameters
+from optax_dist.optimizers.returnn.options import Options
+from optax_dist.sparse import rows
 
 #: The norm of all gradients of a step, as they came; an argument of `update`.
 _NORM = "returnn_gradient_norm"

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from optax_dist.coordinator import phases
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.launch import faults
 from optax_dist.coordinator.launch.environment import (
   Environment,

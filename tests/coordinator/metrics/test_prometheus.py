@@ -11,7 +11,8 @@ import waiting
 from prometheus_client import parser
 
 from optax_dist import coordinator
-from optax_dist.coordinator import journal, journal_tail
+from optax_dist.cli.runs import journal_tail
+from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import prometheus, table
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 from optax_dist.coordinator.runtime import endpoint

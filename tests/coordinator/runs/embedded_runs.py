@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist.coordinator import fingerprint, journal, phases, strategies
+from optax_dist.coordinator import fingerprint, journal, strategies
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint

@@ -20,7 +20,8 @@ import pytest
 from waiting import until
 
 from optax_dist import coordinator
-from optax_dist.coordinator import journal, phases
+from optax_dist.coordinator import journal
+from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses
 from tests.runs import checks

@@ -13,7 +13,8 @@ import pairwise
 import pytest
 
 from optax_dist import coordinator, ledger
-from optax_dist.coordinator import journal, phases
+from optax_dist.coordinator import journal
+from optax_dist.coordinator._internal import phases
 
 STEPS = 8
 PARAMS = {"w": jnp.linspace(-1.0, 1.0, 600), "b": jnp.zeros(7)}

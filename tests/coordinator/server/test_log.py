@@ -7,7 +7,7 @@ import stat
 import full_disk
 import pytest
 
-from optax_dist.coordinator import locks
+from optax_dist.coordinator._internal import locks
 from optax_dist.coordinator.protocol.entries import (
   Began,
   Committed,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optax_dist import optimizers
-from optax_dist.sparse.indexed_slices import IndexedSlices, apply_updates
+from optax_dist.sparse import IndexedSlices, apply_updates
 
 REFUSED = (
   "adadelta",

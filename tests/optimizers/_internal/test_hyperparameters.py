@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optax_dist import optimizers
-from optax_dist.sparse.indexed_slices import IndexedSlices
+from optax_dist.sparse import IndexedSlices
 
 # All of their hyperparameters but the learning rate.
 _MAKERS = {

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from optax_dist import optimizers
-from optax_dist.sparse.indexed_slices import IndexedSlices
+from optax_dist.sparse import IndexedSlices
 
 
 def _sign(grad, param, slots, step):

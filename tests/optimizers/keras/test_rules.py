@@ -9,7 +9,7 @@ import pairwise
 import pytest
 
 from optax_dist import optimizers
-from optax_dist.sparse.indexed_slices import IndexedSlices
+from optax_dist.sparse import IndexedSlices
 from optax_dist.states import slots
 
 _EPSILON = 2.0**-10

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_dist.coordinator.fingerprints import words_of
+from optax_dist.coordinator._internal.fingerprints import words_of
 
 # A shard's position: start and stop in each dimension.
 _Index = tuple[tuple[int, int], ...]

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import checks
-from optax_dist.states.specs import check_specs, is_spec
+from optax_dist._internal.placement.specs import check_specs, is_spec
 
 Tree = TypeVar("Tree")
 

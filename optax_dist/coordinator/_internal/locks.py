@@ -17,7 +17,7 @@ import pathlib
 import socket
 import time
 
-from optax_dist.coordinator import files
+from optax_dist.coordinator._internal import files
 
 _log = logging.getLogger("optax_dist.coordinator")
 

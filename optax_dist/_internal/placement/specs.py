@@ -11,14 +11,14 @@ from jax.sharding import PartitionSpec
 
 from optax_dist._internal import axes, checks
 from optax_dist._internal.gradient_sum import SparseSum
-from optax_dist._internal.replica_blocks import (
+from optax_dist._internal.indexed_slices import is_indexed_slices
+from optax_dist._internal.placement.replica_blocks import (
   PerReplica,
   PerShard,
   has_replicas,
   is_per_replica,
   nodes,
 )
-from optax_dist.sparse.indexed_slices import is_indexed_slices
 
 _Dims = tuple[Any, ...]
 

@@ -1,0 +1,1 @@
+"""What the rooms of the coordinator share; nothing here is public."""
