@@ -346,6 +346,9 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "leave":
       # With one that is dead for good there may be too few.
       process.wants_leave = not world.spared
+    case "save" if process.paused_until > world.now:
+      # Its training loop stands still, too.
+      process.backlog.append((strike, (world, kind, details)))
     case "save":
       world.checker.save_wanted(process)
       world.input(process, msg.Save())
