@@ -463,7 +463,6 @@ class Run:
 
   def _complete_departures(self) -> None:
     """Lets replicas leave whose state all others have."""
-    some_may_come = self._ending.some_may_come(self._now)
     for state in self._members.waiting():
       if state.leaving is None:
         continue
@@ -471,8 +470,8 @@ class Run:
       late = [s for s in self._members if s.leaving is None and not s.has(step)]
       for other in late:
         self._snapshots.request_report(other, self._steps.step)
-      last = len(self._members) == 1 and some_may_come
-      waits = bool(late) or last
+      last = len(self._members) == 1
+      waits = bool(late) or (last and self._ending.some_may_come(self._now))
       if not waits or self._now >= since + self._config.deadlines.transfer:
         self._remove(state, "left", left=True)
     self._ending.check_empty(self._now)
