@@ -370,7 +370,7 @@ _OTHERS = {
     states,
   ],
 )
-def test_every_public_function_is_here(module):
+def test_every_public_function_is_tested(module):
   functions = {
     name for name in module.__all__ if inspect.isfunction(getattr(module, name))
   }
@@ -379,7 +379,7 @@ def test_every_public_function_is_here(module):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_others_are_valid(call):
+def test_base_arguments_are_valid(call):
   function, given = CALLS[call]
   function(**{k: v for k, v in given.items() if v is not None})
 
@@ -402,7 +402,7 @@ def test_a_wrong_argument_is_refused_by_name(call, name):
 
 
 @pytest.mark.parametrize("name", [0, True, 1.0, np.int32(0), (), len])
-def test_a_number_is_no_axis_name(name):
+def test_number_as_an_axis_name_is_refused(name):
   """JAX would take the mean over that dimension of each replica's array."""
   with pytest.raises(ValueError, match="`axis_name` must"):
     optax_dist.cross_shard(name)
@@ -411,13 +411,13 @@ def test_a_number_is_no_axis_name(name):
 @pytest.mark.parametrize(
   "names", [("a", 0), ("a", ("b", "c")), range(2), iter("ab"), ["a", None]]
 )
-def test_what_only_holds_axis_names_is_none(names):
+def test_container_of_containers_of_axis_names_is_refused(names):
   with pytest.raises(ValueError, match="`axis_name` must be an axis name"):
     optax_dist.cross_shard(names)
 
 
 @pytest.mark.parametrize("inner_axes", ["model", None, {"model"}, 3])
-def test_inner_axes_are_in_a_list(inner_axes):
+def test_inner_axes_must_be_a_list(inner_axes):
   """A name was taken letter by letter."""
   with pytest.raises(ValueError, match="`inner_axes` must be a list or tuple"):
     states.state_specs(_SYNCED, "data", inner_axes=inner_axes)
@@ -433,7 +433,7 @@ def test_numbers_of_numpy_are_numbers(value):
   assert type(data.num_samples) is int
 
 
-def test_arrays_that_are_out_of_range_are_too():
+def test_arrays_out_of_range_are_refused():
   with pytest.raises(ValueError, match="initial_accumulator_value must be"):
     optimizers.adagrad(0.1, jnp.float32(-1.0))
 
@@ -463,7 +463,7 @@ def test_a_tree_of_another_structure_is_refused_by_name(tree):
       call(tree, local, *number)
 
 
-def test_specs_that_nothing_in_a_state_has_are_refused():
+def test_specs_without_matching_state_are_refused():
   """Each array of the state would be whole on every device."""
   state = optax.sgd(0.1, momentum=0.9).init({"w": jnp.ones((2, 2))})
   for specs in ({"v": jax.P("model")}, [jax.P("model")]):

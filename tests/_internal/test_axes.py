@@ -17,7 +17,7 @@ ONES = np.ones(N, np.float32)
 
 
 @maps.every_map
-def test_a_map_says_whether_it_tracks(map_name):
+def test_tracking_of_a_map_is_detected(map_name):
   seen = {}
 
   def step(x):
@@ -38,7 +38,7 @@ def test_a_map_says_whether_it_tracks(map_name):
 
 @maps.every_map
 @pytest.mark.parametrize("which", [False, True])
-def test_branches_that_vary_differently(map_name, which):
+def test_branches_may_vary_differently(map_name, which):
   """Trap 4: jax.lax.cond refuses zeros beside a gradient."""
 
   def step(own, shared):
@@ -58,7 +58,7 @@ def test_branches_that_vary_differently(map_name, which):
 
 
 @pytest.mark.parametrize("yes", [True, jnp.asarray(True), jnp.asarray(False)])
-def test_a_step_is_taken_or_not_in_the_dtypes_of_what_was_there(yes):
+def test_when_keeps_the_dtypes_of_its_inputs(yes):
   """Always, without a branch, if the predicate is no array."""
   new = lambda: {"a": jnp.asarray(2.5), "key": jax.random.key(1)}
   old = lambda: {"a": jnp.asarray(1, jnp.bfloat16), "key": jax.random.key(0)}
@@ -71,9 +71,7 @@ def test_a_step_is_taken_or_not_in_the_dtypes_of_what_was_there(yes):
 
 @maps.every_map
 @pytest.mark.parametrize("enough", [2, N + 1])
-def test_a_collective_under_a_predicate_that_was_reduced_first(
-  map_name, enough
-):
+def test_collective_is_allowed_under_a_reduced_predicate(map_name, enough):
   """Trap 2: a predicate of one replica's own would let some wait forever."""
 
   def step(here, x):

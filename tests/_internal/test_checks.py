@@ -39,7 +39,7 @@ def test_counts_that_are_not_positive_integers_are_refused(value):
     ),
   ],
 )
-def test_a_count_fits_into_a_state(make):
+def test_counts_are_limited_to_32_bits(make):
   make(communication_period=2**31 - 1)
   with pytest.raises(
     ValueError, match=r"`communication_period` must be at most"
@@ -47,7 +47,7 @@ def test_a_count_fits_into_a_state(make):
     make(communication_period=2**31)
 
 
-def test_seeds_are_those_that_jax_has():
+def test_seeds_are_limited_to_those_of_jax():
   for method in (
     lambda seed: compression.power_sgd(1, seed=seed),
     lambda seed: compression.quantize(8, stochastic=True, seed=seed),

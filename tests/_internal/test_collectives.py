@@ -115,13 +115,13 @@ def test_valid_groups_are_accepted(groups):
   collectives.check_groups(groups)
 
 
-def test_a_leaf_with_nothing_to_sum_over_stays():
+def test_leaf_without_an_axis_to_sum_over_is_unchanged():
   leaf = jnp.ones(3)
   assert collectives.sum_leaves([leaf], [()])[0] is leaf
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_groups_of_arrays_that_are_sharded_over_an_explicit_axis(check_vma):
+def test_groups_of_explicitly_sharded_arrays_are_summed(check_vma):
   mesh = jax.make_mesh(
     (2, 2), (maps.AXIS, "model"), axis_types=(AxisType.Explicit,) * 2
   )

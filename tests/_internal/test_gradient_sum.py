@@ -135,7 +135,7 @@ def test_capacities_are_checked(capacity):
     gradient_sum.init({"t": jnp.zeros((3, 2))}, {"t": capacity})
 
 
-def test_a_capacity_of_numpy_is_one():
+def test_capacity_may_be_a_numpy_integer():
   total = gradient_sum.init(jnp.zeros((3, 2)), np.int64(2))
   assert total.values.shape == (2, 2)
 

@@ -33,11 +33,11 @@ def _check(update, known=(), **extra_args):
     lambda g, x: jax.jit(jnp.multiply)(g, x),
   ],
 )
-def test_every_use_counts(use):
+def test_every_use_of_an_argument_is_found(use):
   _check(lambda g, x: use(g, x), x=0.5)
 
 
-def test_the_use_of_an_argument_may_depend_on_another():
+def test_use_of_an_argument_may_depend_on_another():
   """Which argument is used may depend on another one."""
 
   def update(g, mode, scale, shift):
@@ -70,7 +70,7 @@ def test_only_a_similar_name_is_suggested():
     assert ("Did you mean `arrived`?" in str(caught.value)) == hint
 
 
-def test_a_momentum_outlives_a_step_without_a_gradient():
+def test_momentum_survives_a_step_without_a_gradient():
   tx = checked("it", optax.trace(0.5), ("data",))
   state = tx.init({"w": jnp.zeros(1)})
   for gradient, expected in ((1.0, 1.0), (None, 1.0), (1.0, 1.5)):

@@ -38,7 +38,7 @@ def test_each_lazy_name_is_the_one_that_type_checkers_see(package):
 
 
 @_PACKAGES
-def test_no_name_is_hidden_by_a_module(package):
+def test_no_public_name_is_shadowed_by_a_module(package):
   modules = {result.name for result in pkgutil.iter_modules(package.__path__)}
   own = {n for n, m in _imports(package).items() if m == package.__name__}
   assert not (set(package.__all__) - own) & modules
@@ -118,7 +118,7 @@ show()
   assert not [m for m in whole if m.startswith("optax_dist.transforms")]
 
 
-def test_a_module_needs_no_import_of_its_own():
+def test_submodules_need_no_separate_import():
   assert optax_dist.coordinator is coordinator
   assert optax_dist.simulate is importlib.import_module("optax_dist.simulate")
 

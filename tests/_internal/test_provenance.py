@@ -61,7 +61,7 @@ def test_the_origin_of_a_reduction_is_found(make, origin):
   assert said == (origin,)
 
 
-def test_a_scope_of_another_axis_does_not_count():
+def test_scope_of_another_axis_is_ignored():
   def scoped(name):
     def fn(w, x):
       with provenance.reduced_over((name,)):

@@ -97,6 +97,6 @@ _SPARSE = IndexedSlices(np.ones((2, 1), np.float32), np.array([0, 2]), (3, 1))
     ({"x": IndexedSlices(np.inf * _SPARSE.values, [0, 2], (3, 1))}, False),
   ],
 )
-def test_whether_all_is_finite(tree, finite):
+def test_all_finite_covers_every_leaf(tree, finite):
   replica = Replica(_of(N), N, None, False, frozenset())
   assert bool(replica.all_finite(tree)) == finite

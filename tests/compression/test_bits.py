@@ -10,7 +10,7 @@ from optax_dist.compression import _bits
 @pytest.mark.parametrize(
   ("count", "bound"), [(1, 1), (1, 600), (7, 7), (5, 64), (40, 100)]
 )
-def test_positions_come_back(count, bound):
+def test_packed_positions_are_unpacked(count, bound):
   rng = np.random.default_rng(count)
   draws = [np.sort(rng.permutation(bound)[:count]) for _ in range(20)]
   edges = [np.arange(count), np.arange(bound - count, bound)]
@@ -22,7 +22,7 @@ def test_positions_come_back(count, bound):
 
 
 @pytest.mark.parametrize("density", [0.01, 0.03, 0.25])
-def test_positions_take_little_more_than_they_must(density):
+def test_packed_positions_are_near_the_entropy_bound(density):
   """At least log2 of the number of subsets; at most 0.8 bits more for each."""
   bound = 4096
   count = round(density * bound)

@@ -77,7 +77,7 @@ def test_the_residual_is_bounded(name):
 
 @_settings
 @hypothesis.given(hnp.arrays(np.float32, (8, 6), elements=_NUMBERS))
-def test_a_projection_leaves_out_no_more_than_there_is(x):
+def test_projection_error_is_at_most_the_gradient(x):
   """PowerSGD sends a projection onto the columns of its first factor."""
   assert _left_out(_PROJECTION, x) <= 1 + 1e-4
 

@@ -60,7 +60,7 @@ def _near_the_largest(params):
 
 
 @each_method
-def test_the_largest_numbers_stay_finite_in_this_update_and_the_next(name):
+def test_largest_numbers_stay_finite_in_two_updates(name):
   """The sum of the replicas', and of a gradient and a residual, is too large."""
   params, state, step = _stepper(name)
   largest = _near_the_largest(params)
@@ -73,7 +73,7 @@ def test_the_largest_numbers_stay_finite_in_this_update_and_the_next(name):
 
 @each_method
 @pytest.mark.filterwarnings("error")
-def test_numbers_that_float32_has_not_are_sent_as_its_largest(name):
+def test_numbers_beyond_float32_are_sent_as_its_largest(name):
   method, most = METHODS[name], float(np.finfo(np.float32).max)
   with jax.enable_x64(True):
     rows = jnp.full((N, *SHAPE), 1e300, jnp.float64)
@@ -98,7 +98,7 @@ def test_numbers_that_float32_has_not_are_sent_as_its_largest(name):
     ("power_sgd", 1e-5),
   ],
 )
-def test_a_mean_of_the_largest_number_is_that(name, bound):
+def test_mean_of_the_largest_number_is_exact(name, bound):
   params, state, step = _stepper(name)
   most = jax.tree.map(
     lambda x: jnp.full((N, *x.shape), jnp.finfo(x.dtype).max, x.dtype), params
@@ -114,7 +114,7 @@ def test_a_mean_of_the_largest_number_is_that(name, bound):
 
 
 @each_method
-def test_a_frozen_layer_stays(name):
+def test_frozen_layer_does_not_change(name):
   params, state, step = _stepper(name)
   nothing = jax.tree.map(lambda x: jnp.zeros((N, *x.shape), x.dtype), params)
   for _ in range(2):
@@ -126,7 +126,7 @@ def test_a_frozen_layer_stays(name):
 @pytest.mark.parametrize(
   "name", ["top_k", "top_k, 2 bits", "top_k, 8 bits", "8 bits", "sign"]
 )
-def test_rows_without_a_gradient_stay(name):
+def test_rows_without_a_gradient_do_not_change(name):
   """As those of a table that no sample looked up: top_k had zeros to fill up with."""
   params, state, step = _stepper(name)
   gradients = jax.tree.map(
@@ -139,7 +139,7 @@ def test_rows_without_a_gradient_stay(name):
       np.testing.assert_array_equal(rows, 0)
 
 
-def test_one_bit_of_a_zero_is_right_on_average():
+def test_one_bit_zero_is_unbiased():
   """It has no zero: a row without a gradient drifted by the mean at each step."""
   method = compression.quantize(1, error_feedback=None)
   tx = optax_dist.cross_shard(maps.AXIS, compression=method, num_replicas=N)
@@ -155,7 +155,7 @@ def test_one_bit_of_a_zero_is_right_on_average():
   assert abs(np.mean(total / 8)) <= 6 / np.sqrt(3 * 128 * 8)
 
 
-def test_a_vote_of_zeros_and_nan():
+def test_vote_of_zeros_and_nan_is_defined():
   """Neither is a vote: the others decide."""
   tx = optax.chain(
     optax_dist.cross_shard(
@@ -173,7 +173,7 @@ def test_a_vote_of_zeros_and_nan():
 
 @each_method
 @pytest.mark.parametrize("tree", [{"w": None}, {}])
-def test_updates_without_an_array_are_nothing_to_send(name, tree):
+def test_updates_without_arrays_send_nothing(name, tree):
   """Such as those of a part of `optax.partition` that no parameter is in."""
   tx = optax_dist.cross_shard(
     maps.AXIS, compression=METHODS[name], num_replicas=N

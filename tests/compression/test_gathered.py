@@ -75,7 +75,7 @@ def test_a_leaf_without_gradient_keeps_its_residual():
   np.testing.assert_allclose(state.residual["y"], want, rtol=1e-6)
 
 
-def test_an_update_of_none_is_counted_too():
+def test_update_of_none_advances_the_count():
   """Or replicas would draw the same random numbers in the next one."""
   gradients = {"x": _normal(0, 4)}
   method = gathered("it", *_HALF, 1.0)
@@ -86,7 +86,7 @@ def test_an_update_of_none_is_counted_too():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_of_narrow_updates_only_the_mean_is_rounded(dtype):
+def test_narrow_updates_are_rounded_only_in_the_mean(dtype):
   """What is owed is added, sent and kept as float32."""
   first, second = (jnp.full((N, 2), x, dtype) for x in (1.0, 4096.0))
   means, state = _updates(gathered("it", *_HALF, 1.0), first, second)
@@ -95,7 +95,7 @@ def test_of_narrow_updates_only_the_mean_is_rounded(dtype):
   np.testing.assert_array_equal(state.residual, np.float32(2048.25))
 
 
-def test_every_replica_update_and_leaf_has_random_numbers_of_its_own():
+def test_random_numbers_differ_by_replica_update_and_leaf():
   gradients = {name: np.zeros((N, 3), np.float32) for name in "ab"}
   drawn = []
   for count in (1, 2):
@@ -108,7 +108,7 @@ def test_every_replica_update_and_leaf_has_random_numbers_of_its_own():
   assert len(np.unique(drawn)) == drawn.size == 2 * 2 * 2 * N * 3
 
 
-def test_the_draws_of_a_leaf_do_not_depend_on_those_that_take_part():
+def test_random_numbers_of_a_leaf_do_not_depend_on_other_leaves():
   zeros = np.zeros((N, 3), np.float32)
   method = gathered("it", *_RANDOM, 0.0)
   _, both = _updates(method, {"a": zeros, "b": zeros})

@@ -45,7 +45,7 @@ def _collectives(jaxpr):
 
 
 @every_method
-def test_it_sends_as_many_bytes_as_it_says(name):
+def test_method_sends_as_many_bytes_as_reported(name):
   method, gradients = _METHODS[name], _gradients()
   state = method.init(gradients)
   step = lambda gradient: method.reduce(gradient, state, (maps.AXIS,))
@@ -57,7 +57,7 @@ def test_it_sends_as_many_bytes_as_it_says(name):
   assert sent == method.sent(jax.eval_shape(lambda: gradients))
 
 
-def test_the_documented_bits_of_a_number():
+def test_bits_per_number_are_as_documented():
   like = jax.ShapeDtypeStruct((2**20,), jnp.float32)
   bits = lambda method: 8 * method.sent(like) / like.size
   for n in (8, 4, 2, 1):

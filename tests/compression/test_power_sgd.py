@@ -28,7 +28,7 @@ def _normal(*shape, seed=0):
   return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
 
-def test_a_mean_of_low_rank_is_exact_at_once():
+def test_low_rank_mean_is_exact_at_once():
   left, right = _normal(12, 2), _normal(2, 10, seed=1)
   noise = _normal(3, 12, 10, seed=2)
   noise -= jnp.mean(noise, 0, keepdims=True)  # Cancels between the replicas.
@@ -39,7 +39,7 @@ def test_a_mean_of_low_rank_is_exact_at_once():
   np.testing.assert_allclose(result, left @ right, atol=1e-4)
 
 
-def test_repeated_it_finds_the_best_approximation():
+def test_repeated_updates_find_the_best_approximation():
   """Warm start makes it power iteration: that of the singular vectors."""
   matrix = _normal(20, 15)
   u, s, v = np.linalg.svd(matrix)
@@ -53,7 +53,7 @@ def test_repeated_it_finds_the_best_approximation():
   assert np.linalg.norm(results[-1] - best) < 0.02 * np.linalg.norm(best)
 
 
-def test_power_sgd_is_the_papers_algorithm():
+def test_power_sgd_follows_its_paper():
   """Algorithms 1 and 2: P = M Q, orthogonal; Q = M' P; the error is kept."""
   gradients = [_normal(3, 8, 6, seed=i) for i in range(3)]
   method = compression.power_sgd(1)
@@ -94,7 +94,7 @@ def test_vectors_and_small_matrices_are_sent_whole():
   assert method.sent(jax.tree.map(lambda x: x[0], gradients)) == 4 * 15
 
 
-def test_bytes_are_those_of_the_factors():
+def test_size_is_that_of_the_factors():
   method = compression.power_sgd(4)
   assert method.sent(jnp.zeros((100, 20, 10))) == 4 * 4 * (100 + 200)
 
@@ -112,7 +112,7 @@ def test_a_bad_rank_is_refused(rank):
 
 
 @pytest.mark.parametrize("first", [0.0, np.nan])
-def test_it_goes_on_after_a_gradient_without_a_direction(first):
+def test_power_sgd_recovers_from_a_zero_gradient(first):
   """A factor of zeros would stay so if the first rows of gradients are zero."""
   matrix = (_normal(12, 2) @ _normal(2, 10, seed=1)).at[:3].set(0.0)
   gradients = [jnp.full((1, 12, 10), first), *[matrix[None]] * 2]

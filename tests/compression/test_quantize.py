@@ -28,21 +28,21 @@ def _by_hand(x, bits, block):
 
 
 @pairwise.every_value(bits=[8, 4, 2, 1], size=[7, 64, 150])
-def test_quantize_is_its_equation(bits, size):
+def test_quantize_follows_its_equation(bits, size):
   x = np.random.default_rng(bits).normal(size=size).astype(np.float32)
   method = compression.quantize(bits, block=64)
   left = received(method, jnp.asarray(x))
   np.testing.assert_allclose(left, _by_hand(x, bits, 64), rtol=1e-5, atol=1e-6)
 
 
-def test_bytes_are_those_of_the_bits_and_scales():
+def test_size_is_that_of_bits_and_scales():
   tree = {"a": jnp.zeros((16, 32)), "b": jnp.zeros(5)}
   for bits in (8, 4, 2, 1):
     expected = 512 * bits // 8 + 2 * 4 + -(-5 * bits // 8) + 4
     assert compression.quantize(bits, block=256).sent(tree) == expected
 
 
-def test_zeros_and_nothing_come_through():
+def test_zeros_and_empty_arrays_are_kept():
   method = compression.quantize(4)
   np.testing.assert_array_equal(received(method, jnp.zeros((3, 4))), 0.0)
   assert received(method, jnp.zeros(0)).shape == (0,)

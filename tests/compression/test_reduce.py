@@ -73,7 +73,7 @@ def test_the_result_is_equal_on_all_replicas(name):
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_k 2 bits", "quantize 4"])
-def test_it_averages_what_was_sent_and_keeps_the_rest(name):
+def test_sent_values_are_averaged_and_the_residual_is_kept(name):
   """Residual' = u - sent, u = gradient + decay * residual; sent is averaged."""
   method = METHODS[name]
   decay = 0.9 if name == "top_k" else 1.0
@@ -102,7 +102,7 @@ def test_it_averages_what_was_sent_and_keeps_the_rest(name):
     )
 
 
-def test_with_feedback_all_is_sent_in_the_end():
+def test_error_feedback_sends_everything_eventually():
   """Of a gradient that stays the same, nothing is lost over many updates."""
   gradient = jnp.asarray(np.random.default_rng(5).normal(size=(SIZE, 64)))
   gradient = gradient.astype(jnp.float32)
@@ -138,7 +138,7 @@ def test_all_leaves_travel_in_one_message():
 
 
 @pairwise.every_value(bad=[np.nan, np.inf], name=KINDS)
-def test_one_gradient_that_is_not_finite_does_not_spoil_later_ones(name, bad):
+def test_nonfinite_gradient_does_not_spoil_later_ones(name, bad):
   first, *later = _gradients()
   first = jax.tree.map(np.copy, first)
   first["b"][1, 0] = first["w"][1, 2, 3] = bad
@@ -167,7 +167,7 @@ def _one_update(method, gradient):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_updates_without_elements(name):
+def test_empty_updates_are_accepted(name):
   gradient = jnp.zeros((SIZE, 0, 3))
   fn = functools.partial(_one_update, METHODS[name])
   run = jax.jit(jax.vmap(fn, axis_name=maps.AXIS))

@@ -198,7 +198,7 @@ def test_error_feedback_is_sharded_like_the_parameters(transform_name):
   assert factors == [P("model")] * 2
 
 
-def test_a_state_made_outside_of_the_map():
+def test_state_may_be_made_outside_of_the_map():
   tx = _local_updates(METHODS["top_k"])
   results = [
     _on_mesh(tx, True, init_inside)[0] for init_inside in (True, False)
@@ -214,7 +214,7 @@ def test_factors_of_whole_matrices_are_refused():
   assert "`init` inside of the map" in str(info.value)
 
 
-def test_whether_there_is_a_factor_does_not_depend_on_shards():
+def test_sharding_does_not_decide_whether_a_leaf_is_factored():
   """Of 6 rows by 16 columns rank 4 saves nothing, nor of 6 by 8."""
   for rank in range(1, 7):
     method = compression.power_sgd(rank)
@@ -226,7 +226,7 @@ def test_whether_there_is_a_factor_does_not_depend_on_shards():
 
 
 @pytest.mark.parametrize("transform_name", ["cross_shard", "local_updates"])
-def test_under_plain_jit(transform_name):
+def test_compression_works_under_plain_jit(transform_name):
   method, own = METHODS["top_k"], transform_name != "cross_shard"
   tx = optax_dist.under_jit(
     MAKE[transform_name](method),

@@ -13,7 +13,7 @@ def _reduce(method, gradients):
   return run(jnp.asarray(gradients, jnp.float32))
 
 
-def test_most_replicas_decide_and_a_tie_is_zero():
+def test_majority_decides_and_a_tie_is_zero():
   gradients = [
     [5.0, -1.0, 3.0],
     [-1.0, -2.0, -9.0],

@@ -21,7 +21,7 @@ def _by_hand(x, density, chunk):
 
 
 @pairwise.every_value(size=[5, 64, 200], density=[0.03, 0.3])
-def test_top_k_is_its_equation(size, density):
+def test_top_k_follows_its_equation(size, density):
   x = np.random.default_rng(size).normal(size=size).astype(np.float32)
   method = compression.top_k(density, chunk=64)
   np.testing.assert_array_equal(

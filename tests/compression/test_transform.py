@@ -56,7 +56,7 @@ def _expected(name, factor):
 @pytest.mark.parametrize(
   ("map_name", "name"), [("shard_map", "top_k"), ("shard_map_vma", "power_sgd")]
 )
-def test_cross_shard_is_the_method(map_name, name):
+def test_cross_shard_applies_the_method(map_name, name):
   tx = optax_dist.cross_shard(
     maps.AXIS, compression=METHODS[name], num_replicas=SIZE
   )
@@ -71,7 +71,7 @@ def test_cross_shard_is_the_method(map_name, name):
   assert state.replica.value.residual["w"].shape == (SIZE, 6, 8)
 
 
-def test_a_sum_is_as_often_the_mean_as_there_are_replicas():
+def test_sum_is_the_mean_times_the_number_of_replicas():
   tx = optax_dist.cross_shard(
     "data",
     reduction="sum",

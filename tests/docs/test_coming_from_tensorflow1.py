@@ -65,18 +65,16 @@ _PAGE_TEST = "tensorflow1/test_porting_page.py"
 _EMA_TEST = "transforms/test_params_ema.py"
 _ELASTIC = "transforms/elastic_average/test_scenarios.py::test_"
 _SYNC = (
-  "transforms/sync_replicas/test_replay.py::test_sync_replicas_does_as_recorded"
+  "transforms/sync_replicas/test_replay.py::test_recordings_are_reproduced"
 )
 _SEQUENCES = f"{_PAGE_TEST}::test_each_sequence_of_calls_has_its_chain"
 _SLOTS = f"{_PAGE_TEST}::test_slots_and_the_step_are_read_from_the_state"
-_GRAPH = f"{_PAGE_TEST}::test_what_the_graph_held_is_in_the_state"
-_GETTER = f"{_PAGE_TEST}::test_what_the_custom_getter_made_is_in_the_state"
+_GRAPH = f"{_PAGE_TEST}::test_variables_of_the_graph_are_in_the_state"
+_GETTER = f"{_PAGE_TEST}::test_variables_of_the_custom_getter_are_in_the_state"
 _EACH_COUNTS = f"{_PAGE_TEST}::test_each_gradient_counts_without_sync_replicas"
 _RATES = "tensorflow1/test_learning_rates_and_losses.py::test_"
 _HOROVOD = "tensorflow1/test_horovod_rows.py::test_"
-_TAKES_MEAN = (
-  f"{_PAGE_TEST}::test_sync_replicas_takes_the_mean_of_those_that_arrived"
-)
+_TAKES_MEAN = f"{_PAGE_TEST}::test_sync_replicas_averages_arrived_gradients"
 
 #: By section, the beginning of each row that says what to write: the test that runs
 #: it, and has the numbers of the original.
@@ -87,21 +85,27 @@ _PROGRAMS = {
     "tf.gradients(loss, tvars), apply": _SEQUENCES,
     "tf.gradients(loss, tvars), tf.clip": _SEQUENCES,
     "any of these with reduction": _SEQUENCES,
-    "any of these with group": f"{_PAGE_TEST}::test_groups",
-    "AdamWeightDecay": f"{_PAGE_TEST}::test_bert_without_bias_correction",
-    "LARSOptimizer": f"{_PAGE_TEST}::test_lars",
-    "AdafactorOptimizer": f"{_PAGE_TEST}::test_adafactor_of_tensor2tensor",
-    "AdamWOptimizer": f"{_PAGE_TEST}::test_decoupled_weight_decay",
-    "LazyAdamOptimizer": f"{_PAGE_TEST}::test_contribs_adams",
+    "any of these with group": f"{_PAGE_TEST}::test_groups_are_averaged",
+    "AdamWeightDecay": f"{_PAGE_TEST}::test_bert_has_no_bias_correction",
+    "LARSOptimizer": f"{_PAGE_TEST}::test_lars_follows_its_rule",
+    "AdafactorOptimizer": f"{_PAGE_TEST}::test_adafactor_follows_its_rule",
+    "AdamWOptimizer": f"{_PAGE_TEST}::test_adamw_follows_its_rule",
+    "LazyAdamOptimizer": f"{_PAGE_TEST}::test_contrib_adams_follow_their_rules",
     "MovingAverageOptimizer": (
-      f"{_EMA_TEST}::test_the_place_in_a_chain_does_not_matter"
+      f"{_EMA_TEST}::test_position_in_a_chain_does_not_matter"
     ),
-    "ModelAverageOptimizer": f"{_PAGE_TEST}::test_model_averages",
+    "ModelAverageOptimizer": (
+      f"{_PAGE_TEST}::test_model_averages_follow_their_rule"
+    ),
     "DropStaleGradient": _EACH_COUNTS,
     "opt": f"{_PAGE_TEST}::test_the_first_example_trains_as_tensorflow_does",
-    "reduction=": "transforms/cross_shard/test_replay.py::test_trajectories",
-    "group_assignment": f"{_PAGE_TEST}::test_groups",
-    "the shards of": "transforms/cross_shard/test_replay.py::test_trajectories",
+    "reduction=": (
+      "transforms/cross_shard/test_replay.py::test_recorded_trajectories_are_reproduced"
+    ),
+    "group_assignment": f"{_PAGE_TEST}::test_groups_are_averaged",
+    "the shards of": (
+      "transforms/cross_shard/test_replay.py::test_recorded_trajectories_are_reproduced"
+    ),
     "compute_gradients(loss, var_list": _SEQUENCES,
     "apply_gradients": _SEQUENCES,
     "get_slot(": _SLOTS,
@@ -112,16 +116,20 @@ _PROGRAMS = {
     "opt": _SYNC,
     "replicas_to_aggregate": _SYNC,
     "total_num_replicas": (
-      f"{_PAGE_TEST}::test_without_total_num_replicas_it_is_the_size_of_the_axis"
+      f"{_PAGE_TEST}::test_total_num_replicas_defaults_to_the_size_of_the_axis"
     ),
-    "variable_averages": f"{_EMA_TEST}::test_inside_other_transforms",
+    "variable_averages": (
+      f"{_EMA_TEST}::test_averages_are_the_same_inside_other_transforms"
+    ),
     "variables_to_average": (
-      "transforms/sync_replicas/test_sync_replicas.py::test_variable_averages"
+      "transforms/sync_replicas/test_sync_replicas.py::test_variable_averages_follow_tensorflow"
     ),
     "compute_gradients": _TAKES_MEAN,
     "apply_gradients": _TAKES_MEAN,
-    "get_slot(": "states/test_slots.py::test_slots_inside_wrappers",
-    "get_slot_names": "states/test_slots.py::test_slots_inside_wrappers",
+    "get_slot(": "states/test_slots.py::test_slots_are_found_inside_wrappers",
+    "get_slot_names": (
+      "states/test_slots.py::test_slots_are_found_inside_wrappers"
+    ),
     "variables()": _GRAPH,
     "local_step_init_op": _GRAPH,
     "chief_init_op": _SYNC,
@@ -132,20 +140,18 @@ _PROGRAMS = {
     "the queue": _GRAPH,
   },
   "ElasticAverageOptimizer": {
-    "opt": f"{_ELASTIC}recorded_steps",
-    "num_worker": f"{_ELASTIC}recorded_steps",
-    "communication_period": f"{_ELASTIC}recorded_steps",
-    "moving_rate": f"{_ELASTIC}defaults",
-    "rho": f"{_ELASTIC}defaults",
+    "opt": f"{_ELASTIC}recorded_steps_are_reproduced",
+    "num_worker": f"{_ELASTIC}recorded_steps_are_reproduced",
+    "communication_period": f"{_ELASTIC}recorded_steps_are_reproduced",
+    "moving_rate": f"{_ELASTIC}recorded_defaults_are_reproduced",
+    "rho": f"{_ELASTIC}recorded_defaults_are_reproduced",
     "synchronous": f"{_ELASTIC}a_restarted_worker_does_not_wait",
-    "the class's constant": f"{_ELASTIC}defaults",
-    "compute_gradients": f"{_ELASTIC}recorded_steps",
-    "apply_gradients": f"{_PAGE_TEST}::test_the_global_step_in_any_chain",
-    "get_init_op": f"{_ELASTIC}replicas_that_start_apart",
-    "swapping_saver": f"{_ELASTIC}what_is_saved_is_the_center",
-    "get_slot(": (
-      "states/test_slots.py::test_slots_that_each_replica_has_of_its_own"
-    ),
+    "the class's constant": f"{_ELASTIC}recorded_defaults_are_reproduced",
+    "compute_gradients": f"{_ELASTIC}recorded_steps_are_reproduced",
+    "apply_gradients": f"{_PAGE_TEST}::test_global_step_is_found_in_any_chain",
+    "get_init_op": f"{_ELASTIC}replicas_that_start_apart_are_reset_to_the_center",
+    "swapping_saver": f"{_ELASTIC}center_is_saved",
+    "get_slot(": ("states/test_slots.py::test_slots_of_each_replica_are_found"),
     "the variable, local": (
       f"{_PAGE_TEST}::test_elastic_averages_start_at_the_center"
     ),
@@ -155,10 +161,12 @@ _PROGRAMS = {
   },
   "What all three inherit": {
     "minimize": _SEQUENCES,
-    "var_list": f"{_PAGE_TEST}::test_parameters_out_of_var_list_stay",
+    "var_list": (
+      f"{_PAGE_TEST}::test_parameters_outside_of_var_list_do_not_change"
+    ),
     "grad_loss": f"{_PAGE_TEST}::test_grad_loss_is_a_cotangent",
     "global_step": (
-      "optimizers/test_global_step.py::test_the_global_step_is_in_any_chain"
+      "optimizers/test_global_step.py::test_global_step_is_found_in_any_chain"
     ),
     "get_slot": _SLOTS,
   },
@@ -171,7 +179,7 @@ _PROGRAMS = {
     "tf.train.cosine": f"{_RATES}each_schedule_is_tensorflows",
     "after cross_shard": f"{_RATES}a_rate_counts_the_steps_before",
     "in sync_replicas": f"{_RATES}a_rate_counts_the_steps_before",
-    "in elastic_average": f"{_RATES}a_rate_counts_the_exchanges_of_all",
+    "in elastic_average": f"{_RATES}rate_counts_the_exchanges_of_all_replicas",
     "tf.clip_by": f"{_RATES}gradients_are_clipped_as_by_tensorflow",
     "scale * tf.nn": f"{_RATES}a_loss_is_regularized_as_by_tensorflow",
   },
@@ -186,19 +194,19 @@ _PROGRAMS = {
     "hvd.elastic": _EACH_COUNTS,
   },
   "ExponentialMovingAverage": {
-    "decay": f"{_EMA_TEST}::test_the_place_in_a_chain_does_not_matter",
-    "num_updates": f"{_PAGE_TEST}::test_averages_with_num_updates",
+    "decay": f"{_EMA_TEST}::test_position_in_a_chain_does_not_matter",
+    "num_updates": f"{_PAGE_TEST}::test_averages_use_num_updates",
     "apply(var_list) after": (
-      f"{_EMA_TEST}::test_the_place_in_a_chain_does_not_matter"
+      f"{_EMA_TEST}::test_position_in_a_chain_does_not_matter"
     ),
     "apply(var_list) before": (
       f"{_EMA_TEST}::test_slims_averages_move_before_the_step"
     ),
-    "var_list": f"{_EMA_TEST}::test_a_mask_says_which",
+    "var_list": f"{_EMA_TEST}::test_mask_selects_the_averaged_parameters",
     "averages of moving_mean": (
       f"{_EMA_TEST}::test_statistics_are_averaged_by_the_same_rule"
     ),
-    "average(var)": f"{_PAGE_TEST}::test_averages_with_num_updates",
+    "average(var)": f"{_PAGE_TEST}::test_averages_use_num_updates",
   },
 }
 

@@ -53,7 +53,7 @@ def records(path):
 @pytest.mark.parametrize(
   "strategy", ["cross-shard", "sync-replicas", "elastic", "diloco"]
 )
-def test_digits(tmp_path, strategy):
+def test_digits_example_trains(tmp_path, strategy):
   output = tmp_path / "runs" / "digits"
   flags = ["--strategy", strategy, "--epochs", "3", "--output", str(output)]
   printed = run("digits.py", *flags)
@@ -89,7 +89,7 @@ def launch(output, *flags, program):
   return printed
 
 
-def test_digits_launched_goes_on_from_its_checkpoint(tmp_path):
+def test_launched_digits_resume_from_their_checkpoint(tmp_path):
   program = ["digits_launched.py", "--save-every", "20", "--epochs"]
   flags = ("--replicas", "2", "--chaos", "kill:1@10")
   printed = launch(tmp_path, *flags, program=[*program, "2"])
@@ -110,7 +110,7 @@ def test_digits_launched_goes_on_from_its_checkpoint(tmp_path):
 
 @pytest.mark.nightly  # docs/test_first_launch.py stops a job, too.
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_digits_launched_saves_where_it_is_stopped(tmp_path, number):
+def test_launched_digits_save_when_stopped(tmp_path, number):
   program = ["digits_launched.py", "--save-every", "1000000"]
   flags = ("--replicas", "2", "--replicas-to-aggregate", "1")
   path = tmp_path / "journal.jsonl"
@@ -142,7 +142,7 @@ _KILLED = (
 
 # runs/test_deterministic.py has the bits, and digits_launched.py is launched above.
 @pytest.mark.nightly
-def test_deterministic_ends_with_the_bits_of_one_replica(tmp_path):
+def test_deterministic_example_ends_with_the_bits_of_one_replica(tmp_path):
   program = ["deterministic.py", "--epochs", "1"]
   alone = launch(tmp_path / "1", "--replicas", "1", program=program)
   output, program = tmp_path / "2", [*program, "--pause", "0.1"]
@@ -192,7 +192,9 @@ def any_trainer(output, name, *flags, steps, start=subprocess.run, **options):
     ("any_trainer_numpyro.py", "numpyro", 300),
   ],
 )
-def test_a_trainer_with_a_replica_that_is_killed(tmp_path, name, needs, steps):
+def test_trainer_example_survives_a_killed_replica(
+  tmp_path, name, needs, steps
+):
   if importlib.util.find_spec(needs) is None:
     pytest.skip(f"{needs} is not installed")
   done = any_trainer(tmp_path, name, *_KILLED, steps=steps, timeout=600)
@@ -204,7 +206,7 @@ def test_a_trainer_with_a_replica_that_is_killed(tmp_path, name, needs, steps):
   assert len(set(ended)) == 1
 
 
-def test_a_trainers_checkpoint_outlives_the_whole_job(tmp_path):
+def test_trainer_checkpoint_survives_the_whole_job(tmp_path):
   name = "any_trainer_nnx.py"
   flags = ("--replicas", "2", "--min-replicas", "1", "--chaos", "kill:1@10")
   began = any_trainer(
@@ -239,13 +241,13 @@ def test_a_trainers_checkpoint_outlives_the_whole_job(tmp_path):
 
 
 @pytest.mark.nightly  # The blocks of docs/nnx.md train, too.
-def test_nnx_digits():
+def test_nnx_digits_example_trains():
   printed = run("nnx_digits.py", "--epochs", "5")
   assert numbers(r"test accuracy ([\d.]+)", printed)[-1] > 0.85
 
 
 @pytest.mark.nightly  # The blocks of docs/sharded_models.md train, too.
-def test_sharded_transformer():
+def test_sharded_transformer_example_trains():
   size = ["--width", "16", "--layers", "1", "--context", "16", "--steps", "20"]
   printed = run("sharded_transformer.py", *size)
   ((params, state),) = re.findall(r"with ([\d,]+) .* and ([\d,]+)", printed)
@@ -257,7 +259,7 @@ def test_sharded_transformer():
 
 
 @pytest.mark.nightly  # tests/coordinator/runs/test_learners.py has such learners.
-def test_decoupled_diloco():
+def test_decoupled_diloco_example_trains():
   printed = run("decoupled_diloco.py", "--steps", "150", devices=1)
   rows = re.findall(r"(\d+) steps, in (\d+) of (\d+) merges", printed)
   steps, merged, _ = zip(*(map(int, row) for row in rows), strict=True)
@@ -268,7 +270,7 @@ def test_decoupled_diloco():
   assert numbers(r"parameters: ([\d.]+)", printed)[-1] > 0.9
 
 
-def test_port_from_tensorflow1():
+def test_tensorflow1_port_example_trains():
   printed = run("port_from_tensorflow1.py", "--steps", "100", devices=1)
   assert numbers(r"test accuracy ([\d.]+)", printed)[-1] > 0.8
 

@@ -58,7 +58,7 @@ def _timeline(records, path, replicas=3):
   return ledger
 
 
-def test_each_replica_has_a_row_of_what_it_did(records, tmp_path):
+def test_picture_has_a_row_for_each_replica(records, tmp_path):
   path = tmp_path / "x.png"
   ledger = _timeline(records, path)
   at = lambda seconds: int(400 * seconds / ledger.end)
@@ -77,7 +77,7 @@ def test_each_replica_has_a_row_of_what_it_did(records, tmp_path):
   assert list(leader.get_xdata()) == [0.0, 0.0]
 
 
-def test_a_long_run_has_no_gaps_that_were_not_there(tmp_path):
+def test_picture_of_a_long_run_has_no_spurious_gaps(tmp_path):
   """Thousands of gradients in a pixel: each column has both their categories."""
   path = tmp_path / "run.jsonl"
   with journal.Journal(path) as written:
@@ -115,7 +115,7 @@ def _bars(axes):
   }
 
 
-def test_what_became_of_gradients_is_stacked(records):
+def test_outcomes_of_gradients_are_stacked(records):
   run = [
     *records,
     {"kind": "drop", "replica": 2, "reason": "new", "count": 3, "time": 5.0},

@@ -42,6 +42,6 @@ def test_an_epoch_has_each_sample_once(mode):
     ),
   ],
 )
-def test_what_cannot_be_is_refused(arguments, what):
+def test_impossible_batches_are_refused(arguments, what):
   with pytest.raises(ValueError, match=what):
     ledger.Batches(**{"num_samples": 10, "global_batch": 4} | arguments)

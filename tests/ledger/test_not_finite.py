@@ -6,7 +6,7 @@ from optax_dist.ledger import spans as sp
 BOTH = ledger.Members({"a": 0, "b": 1})
 
 
-def test_a_sample_is_given_up_for_gradients_of_different_replicas():
+def test_sample_is_skipped_after_nonfinite_gradients_of_different_replicas():
   state = ledger.init(ledger.Batches(8, 1, shuffle=False), 1)
   state, _ = ledger.step(state, BOTH)
   for holder, given_up in (("a", ()), ("a", ()), ("a", ()), ("b", ((0, 1),))):
@@ -16,7 +16,7 @@ def test_a_sample_is_given_up_for_gradients_of_different_replicas():
     assert state.abandoned == given_up
 
 
-def test_a_replica_that_is_always_bad_and_alone_leaves_little():
+def test_lone_nonfinite_replica_leaves_few_samples():
   data = ledger.Batches(8, 1, epochs=None, mode="streaming", shuffle=False)
   state, leases = ledger.step(
     ledger.init(data, 1), ledger.Members({"a": 0}), ledger.Ask("a")
@@ -28,7 +28,7 @@ def test_a_replica_that_is_always_bad_and_alone_leaves_little():
   assert len(repr(state)) < 2000
 
 
-def test_a_bad_replica_alone_gives_nothing_up_while_another_one_may_come():
+def test_lone_nonfinite_replica_skips_nothing_while_others_may_join():
   state = ledger.init(ledger.Batches(40, 4, shuffle=False), 1)
   members = ledger.Members({0: 0}, expected=1)
   state, leases = ledger.step(state, members, ledger.Ask(0))
@@ -46,7 +46,7 @@ def test_a_bad_replica_alone_gives_nothing_up_while_another_one_may_come():
   assert sp.size(state.abandoned) == 40
 
 
-def test_a_bad_replica_gets_only_what_others_compute_until_it_is_good():
+def test_nonfinite_replica_gets_only_samples_that_others_compute_too():
   state = ledger.init(ledger.Batches(40, 1, shuffle=False), 1)
   state, leases = ledger.step(state, BOTH, ledger.Ask("b"), ledger.Ask("a"))
   theirs, own = leases

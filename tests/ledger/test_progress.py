@@ -23,7 +23,7 @@ def listed(spans):
 
 
 @given(STEPS, st.sets(st.integers(-1, 25)))
-def test_progress_is_that_of_sets(steps, asked):
+def test_progress_equals_that_of_sets(steps, asked):
   progress, done, given_up = ledger.Progress(), set(), set()
   for step, skipped in steps:
     skipped -= step
@@ -58,7 +58,7 @@ def test_progress_is_that_of_sets(steps, asked):
     assert report.committed == len((done - given_up) & here)
 
 
-def test_the_report_names_what_could_not_be():
+def test_report_names_skipped_and_open_samples():
   data = ledger.Batches(10, 4, shuffle=False, epochs=2)
   progress = ledger.Progress().commit(((0, 2), (4, 10)), ((2, 3),))
   first, second = ledger.report(data, progress)

@@ -9,7 +9,7 @@ from optax_dist.ledger import shuffle
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 99, 100, 1000, 4097])
-def test_each_number_comes_once(size):
+def test_shuffle_is_a_permutation(size):
   for seed, epoch in ((0, 0), (1, 0), (1, 7), (2**70, 3)):
     result = shuffle.permuted(np.arange(size), size, seed, epoch)
     assert np.array_equal(np.sort(result), np.arange(size))
@@ -35,7 +35,7 @@ def test_large_sizes_stay_within_range():
   assert result.max() < size
 
 
-def test_it_shuffles_well():
+def test_shuffle_is_uniform():
   """Where a number lands says nothing of its place, nor do its neighbours."""
   size, cells = 20_000, 20
   for seed in range(5):

@@ -49,7 +49,7 @@ class Pair(NamedTuple):
   y: np.ndarray
 
 
-def test_a_named_tuple_stays_one():
+def test_named_tuples_are_kept():
   source = Pair(np.arange(4), np.arange(4.0))
   samples = [Pair(np.int64(number), np.float64(number)) for number in range(4)]
   for result in (ledger.read(source, [3, 1]), ledger.read(samples, [3, 1])):

@@ -18,7 +18,7 @@ def listed(spans):
 
 @given(SPANS, SPANS)
 @example(((0, 10),), ((5, 5), (7, 3)))  # Nothing is taken out.
-def test_union_and_minus_are_those_of_sets(a, b):
+def test_union_and_difference_equal_those_of_sets(a, b):
   both = sp.union(a, b)
   assert listed(both) == sorted({*listed(a), *listed(b)})
   rest = sp.minus(sp.union(a), b)

@@ -25,7 +25,7 @@ def limit_by_counting(data, done, samples):
   st.integers(0, 60),
   st.integers(1, 12),
 )
-def test_an_epoch_is_open_until_the_rest_fills_no_step(
+def test_epoch_ends_once_the_rest_fills_no_step(
   size, batch, epochs, done, samples
 ):
   data = ledger.Batches(max(size, batch), batch, epochs=epochs)
@@ -35,7 +35,7 @@ def test_an_epoch_is_open_until_the_rest_fills_no_step(
   assert states.limit_of(state) == limit_by_counting(data, done, samples)
 
 
-def test_a_ledger_begins_where_the_log_ends():
+def test_ledger_begins_at_the_end_of_the_log():
   data = ledger.Batches(12, 4, epochs=2)
   progress = ledger.Progress().commit(((0, 2), (4, 8)), ((8, 10),))
   state = ledger.init(data, 2, progress)
@@ -59,7 +59,7 @@ def test_samples_that_are_not_leased_are_not_accepted():
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.5, True, None])
-def test_samples_are_asked_for_a_number_of_gradients(count):
+def test_samples_are_requested_for_a_number_of_gradients(count):
   state = ledger.init(ledger.Batches(num_samples=8, global_batch=4), 2)
   for event in (ledger.Ask("a", count), ledger.Claim("a", ((5, 7),), count)):
     with pytest.raises(ValueError, match="count must be a positive integer"):

@@ -44,7 +44,7 @@ def sum_of(own, count, rng):
 
 
 @pytest.mark.parametrize("count", [*range(1, 20), 31, 32, 33, 64, 67])
-def test_any_assignment_in_any_order_makes_the_same_sum(count):
+def test_sum_does_not_depend_on_assignment_or_order(count):
   rng = random.Random(count)
   for _ in range(30):
     replicas = rng.randint(1, 5)
@@ -72,6 +72,6 @@ def test_any_assignment_in_any_order_makes_the_same_sum(count):
     ([(1, 3), (0, 1), (3, 4)], [(0, 4)], r"don't make up the node \(1, 2\)"),
   ],
 )
-def test_nodes_that_do_not_fit_are_refused(rows, wanted, message):
+def test_mismatched_nodes_are_refused(rows, wanted, message):
   with pytest.raises(ValueError, match=message):
     tree.additions(rows, wanted)

@@ -38,7 +38,7 @@ _SOCKETS = traitlets.config.Config({"KernelManager": {"transport": "ipc"}})
 # Jupyter's own sockets and loops, which are no concern of the notebooks.
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("path", _NOTEBOOKS)
-def test_a_notebook_runs(path, monkeypatch):
+def test_notebook_runs_without_errors(path, monkeypatch):
   monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
   notebook = nbformat.read(path, as_version=4)
   for cell in notebook.cells:

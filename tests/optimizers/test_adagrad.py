@@ -19,7 +19,7 @@ def test_adagrad_da_takes_the_global_step():
   assert other.tolist() != want.tolist()
 
 
-def test_adagrad_da_forgets_where_it_started():
+def test_adagrad_da_ignores_its_starting_point():
   """Even without a gradient: the parameter is a function of all gradients."""
   params = jnp.array([7.0, -0.3, 1e4])
   optimizer = optimizers.adagrad_da(0.5)
@@ -30,7 +30,7 @@ def test_adagrad_da_forgets_where_it_started():
   assert not (params + updates)[:2].any()
 
 
-def test_errors():
+def test_invalid_arguments_are_refused():
   with pytest.raises(ValueError, match="must be positive, got 0"):
     optimizers.adagrad(1.0, 0.0)
   with pytest.raises(ValueError, match="must be positive, got -1"):

@@ -6,7 +6,7 @@ import numpy as np
 from optax_dist import optimizers
 
 
-def test_with_epsilon_zero_it_is_nan_without_gradients():
+def test_amsgrad_with_epsilon_zero_is_nan_without_gradients():
   optimizer = optimizers.amsgrad()
   params = jnp.ones(2)
   updates, _ = optimizer.update(

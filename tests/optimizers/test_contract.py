@@ -70,7 +70,7 @@ _LAZY_IS_DENSE = (
 _ONE_BY_ONE = ("grad_variance_scaled", "neural_optimizer1", "normalized_sgd")
 
 
-def test_the_tables_are_complete():
+def test_tables_cover_every_optimizer():
   assert set(_SPARSE) == set(every_optimizer.BY_NAME)
   functions = {
     "keras" if name.startswith("keras_") else name
@@ -85,7 +85,7 @@ def test_the_tables_are_complete():
   assert functions == {x for x in optimizers.__all__ if x.islower()} - others
 
 
-def test_the_page_says_the_same():
+def test_page_lists_the_same_sparse_semantics():
   """The last column but one of the page's table of rules, and Keras's last."""
   text = _PAGE.read_text("utf-8")
   kinds = {
@@ -145,7 +145,7 @@ def _sparse(indices):
 
 
 @pytest.mark.parametrize("name", _SPARSE)
-def test_sparse_semantics(name):
+def test_sparse_semantics_are_as_listed(name):
   results = _program(name)(_sparse([4, 1, 4, ROWS]))
   before, state_before = results["first"]
   params, state = results["sparse"]
@@ -205,7 +205,7 @@ def test_none_leaves_parameter_and_slots(name):
 
 @pytest.mark.parametrize("name", _SPARSE)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_dtypes_stay(name, dtype):
+def test_dtypes_are_kept(name, dtype):
   with jax.enable_x64(dtype == "float64"):
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), _PARAMS)
     optimizer = every_optimizer.BY_NAME[name](
@@ -250,7 +250,7 @@ def test_runs_under_vmap_and_shard_map():
     np.testing.assert_allclose(got, want, rtol=1e-6, err_msg=name)
 
 
-def test_does_not_recompile():
+def test_updates_do_not_recompile():
   for name in ("momentum", "ftrl", "nadam"):
     optimizer = every_optimizer.BY_NAME[name](0.1)
     update = jax.jit(optimizer.update)
@@ -261,7 +261,7 @@ def test_does_not_recompile():
     assert update._cache_size() == 1
 
 
-def test_sparse_update_touches_rows_alone():
+def test_sparse_update_changes_only_its_rows():
   """No operation is of the table's size but reads and writes of rows."""
   rows = 50_021
   table = jnp.ones((rows, 2))

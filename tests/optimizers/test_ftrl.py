@@ -17,7 +17,7 @@ _OPTIONS = {
 }
 
 
-def test_nothing_accumulated_and_no_gradient_is_zero_not_nan():
+def test_zero_gradient_without_an_accumulator_is_not_nan():
   optimizer = optimizers.ftrl(0.5, initial_accumulator_value=0.0)
   params = jnp.array([1.0, -2.0])
   grads = jnp.array([0.0, 0.0])
@@ -56,12 +56,12 @@ def test_hyperparameters_out_of_range_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize("rate", [0, 0.0, -0.1])
-def test_its_rate_is_a_divisor(rate):
+def test_learning_rate_of_zero_is_refused(rate):
   with pytest.raises(ValueError, match="learning_rate must be positive, got"):
     optimizers.ftrl(rate)
 
 
-def test_it_needs_the_parameters():
+def test_ftrl_needs_the_parameters():
   optimizer = optimizers.ftrl(0.1)
   params = jnp.ones(2)
   with pytest.raises(ValueError, match="reads the parameters"):
@@ -69,7 +69,7 @@ def test_it_needs_the_parameters():
 
 
 @pytest.mark.parametrize("options", _OPTIONS)
-def test_nothing_changes_while_a_schedule_is_at_zero(options):
+def test_schedule_at_zero_changes_nothing(options):
   """A warm-up begins there, and the rule divides by the rate."""
   schedule = lambda count: jnp.where(count == 1, 0.0, 0.5)
   optimizer = optimizers.ftrl(schedule, **_OPTIONS[options])

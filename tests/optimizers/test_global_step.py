@@ -30,7 +30,7 @@ def _after(tx, steps, params):
 
 
 @_every
-def test_the_global_step_is_in_any_chain(name):
+def test_global_step_is_found_in_any_chain(name):
   tx = optax.chain(
     optax.clip(1.0),
     optax_dist.cross_shard(maps.AXIS),
@@ -42,7 +42,7 @@ def test_the_global_step_is_in_any_chain(name):
 
 
 @_every
-def test_a_transform_around_it_has_the_only_global_step(name):
+def test_outer_transform_has_the_only_global_step(name):
   """Steps that take two gradients each, and rounds of two steps."""
   inner = every_optimizer.BY_NAME[name](0.1)
   shared = optax_dist.sync_replicas(
@@ -63,7 +63,7 @@ def test_a_transform_around_it_has_the_only_global_step(name):
   assert optax.tree.get(state, "global_step") == 2
 
 
-def test_inside_sharded_it_is_the_optimizers_own():
+def test_sharded_optimizer_keeps_its_global_step():
   tx = optax_dist.sharded(
     optax_dist.optimizers.momentum(0.1, 0.9), maps.AXIS, num_replicas=N
   )

@@ -143,7 +143,7 @@ def _error(got, reference, initial, tensor):
 
 
 @pytest.mark.parametrize("case_id", _CASES)
-def test_trajectory(case_id):
+def test_recorded_trajectory_is_reproduced(case_id):
   case = _CASES[case_id]
   arrays = _arrays(case["file"])
   trajectory, _ = _run(case["optimizer"], case["case"])[case_id]
@@ -156,7 +156,7 @@ def test_trajectory(case_id):
 
 
 @pytest.mark.parametrize("optimizer", _INDEX["optimizers"])
-def test_slots_at_the_end(optimizer):
+def test_recorded_slots_are_reproduced(optimizer):
   """The recorded slots exist under their names."""
   for case in _CASES.values():
     if case["optimizer"] != optimizer:
@@ -177,7 +177,7 @@ def test_slots_at_the_end(optimizer):
       )
 
 
-def test_the_measure_sees_a_wrong_trajectory():
+def test_error_measure_detects_a_wrong_trajectory():
   """A relative error of twice the tolerance in one step is found."""
   reference = np.full((25, 4, 3), 2.0, np.float32)
   got = reference.astype(np.float64)

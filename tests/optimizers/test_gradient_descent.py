@@ -7,7 +7,7 @@ import pytest
 from optax_dist import optimizers
 
 
-def test_a_tiny_gradient_is_not_blown_up_to_a_whole_step():
+def test_tiny_gradient_is_not_scaled_to_a_whole_step():
   """Below a norm of 1e-6 the step shrinks with the gradient, down to zero."""
   optimizer = optimizers.normalized_sgd(1.0)
   for size, want in ((3e-6, -1.0), (1e-7, -0.1), (1e-9, -1e-3), (0.0, 0.0)):

@@ -60,7 +60,7 @@ def _updates(optimizer):
     ),
   ],
 )
-def test_config(config, want):
+def test_configuration_builds_the_optimizer(config, want):
   got = optimizers.from_returnn_config(config, 0.1)
   np.testing.assert_array_equal(_updates(got), _updates(want))
 
@@ -71,7 +71,7 @@ def test_keras_classes_do_not_clip_as_in_returnn():
   np.testing.assert_array_equal(_updates(got), _updates(want))
 
 
-def test_global_options():
+def test_global_options_are_applied():
   config = {"optimizer": "momentum", "momentum": 0.7, "learning_rate": 0.1}
   got = optimizers.from_returnn_config(config)
   want = optimizers.momentum(0.1, 0.7)
@@ -88,14 +88,14 @@ def test_old_nadam_is_that_of_keras():
   assert _updates(got).tolist() == _updates(want).tolist()
 
 
-def test_a_decay_of_zero_is_a_decay():
+def test_decay_of_zero_is_applied():
   """RETURNN asks whether `rmsprop` is a float."""
   got = optimizers.from_returnn_config({"rmsprop": 0.0}, 0.1)
   want = optimizers.rmsprop(0.1, decay=0.0, epsilon=1e-16)
   assert _updates(got).tolist() == _updates(want).tolist()
 
 
-def test_multiplier_of_a_schedule():
+def test_multiplier_scales_a_schedule():
   got = optimizers.from_returnn_config(
     {"class": "GradientDescent", "learning_rate_multiplier": 0.5},
     lambda count: jnp.float32(0.25),
@@ -112,7 +112,7 @@ def test_keras_never_advances_iterations():
 
 
 @pytest.mark.parametrize("name", optimizers.returnn_class_names())
-def test_every_class_by_all_its_names(name):
+def test_every_class_is_found_by_all_its_names(name):
   needed = {"momentum": 0.9} if name == "MomentumOptimizer" else {}
   short = name.removesuffix("Optimizer")
   for form in (name, name.lower(), short, short.upper()):
@@ -158,7 +158,7 @@ def test_every_class_by_all_its_names(name):
     ({"adam": True, "momentum": 0.9}, "momentum must be 0 with adam"),
   ],
 )
-def test_errors(config, message):
+def test_invalid_configurations_are_refused(config, message):
   with pytest.raises(ValueError, match=message):
     optimizers.from_returnn_config(config, 0.1)
 
@@ -182,7 +182,7 @@ def test_errors(config, message):
     ("adam", {"param_groups_custom": max}, "optax.partition"),
   ],
 )
-def test_torch_errors(optimizer, settings, message):
+def test_invalid_torch_configurations_are_refused(optimizer, settings, message):
   with pytest.raises(ValueError, match=message):
     optimizers.from_returnn_config(
       {"class": optimizer, **settings}, 0.1, backend="torch"
@@ -199,7 +199,7 @@ def test_torch_errors(optimizer, settings, message):
     ("dynamic_learning_rate", lambda network, **_: 1, "need a network"),
   ],
 )
-def test_torch_options(option, value, message):
+def test_torch_options_are_applied(option, value, message):
   config = _TORCH_ADAM | {option: value}
   with pytest.raises(ValueError, match=message):
     optimizers.from_returnn_config(config, 0.1)
@@ -207,7 +207,7 @@ def test_torch_options(option, value, message):
     optimizers.from_returnn_config(config | {option: 0}, 0.1)
 
 
-def test_arguments_of_the_other_backend():
+def test_arguments_of_the_other_backend_are_refused():
   with pytest.raises(ValueError, match="weight_decay_mask is of the torch"):
     optimizers.from_returnn_config(_ADAM, 0.1, weight_decay_mask=True)
   with pytest.raises(ValueError, match="l2 must be None with the torch"):
@@ -269,7 +269,7 @@ def _config(dynamic, **settings):
   }
 
 
-def test_dynamic_learning_rate():
+def test_dynamic_learning_rate_follows_its_formula():
   def dynamic(*, network, global_train_step, learning_rate, **_):
     assert network.global_train_step is global_train_step
     return learning_rate / (1.0 + jnp.float32(global_train_step))
@@ -286,7 +286,7 @@ def test_dynamic_learning_rate():
   np.testing.assert_allclose(_rates_of(tx, 4), [0, 2 * 1 / 2, 0, 2 * 3 / 4])
 
 
-def test_dynamic_learning_rate_is_no_schedule():
+def test_schedule_with_dynamic_learning_rate_is_refused():
   def dynamic(*, network, global_train_step, learning_rate, **_):
     return learning_rate
 
@@ -296,7 +296,7 @@ def test_dynamic_learning_rate_is_no_schedule():
     optimizers.keras("Nadam", learning_rate=dynamic)
 
 
-def test_dynamic_learning_rate_that_python_decides():
+def test_dynamic_learning_rate_must_be_traceable():
   def dynamic(*, global_train_step, learning_rate, **_):
     return learning_rate if global_train_step < 3 else 0.0
 
@@ -384,7 +384,7 @@ _WHOLE = {
 
 
 @maps.every_map
-def test_on_several_replicas(map_name):
+def test_configured_optimizer_works_on_several_replicas(map_name):
   """After `cross_shard`, each replica has what one has of the mean."""
   own = optimizers.from_returnn_config(_WHOLE)
   both = optax.chain(optax_dist.cross_shard(maps.AXIS), own)
@@ -431,7 +431,7 @@ def test_state_keeps_its_types_and_passes_none():
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 @pytest.mark.parametrize("name", ["adam", "nadam", "adagrad"])
-def test_dtypes_stay(backend, name):
+def test_dtypes_are_kept(backend, name):
   config = {
     "optimizer": {"class": name},
     "backend": backend,

@@ -53,7 +53,7 @@ def _compare(got, case, rtol):
 @pytest.mark.parametrize(
   "case", _TENSORFLOW["cases"], ids=lambda case: case["name"]
 )
-def test_tensorflow(case):
+def test_tensorflow_recordings_are_reproduced(case):
   """Zero, None and False are off, and all else is in RETURNN's order."""
   config = case["config"]
   l2 = _TENSORFLOW["l2"] if config.get("decouple_constraints") else None
@@ -68,7 +68,7 @@ def test_tensorflow(case):
   _TENSORFLOW["sparse"],
   ids=lambda case: case["config"]["optimizer"]["class"],
 )
-def test_sparse_gradients(case):
+def test_sparse_recordings_are_reproduced(case):
   """Norms are those of the values as they are, with a row that comes twice."""
   tx = optimizers.from_returnn_config(
     case["config"], _TENSORFLOW["learning_rate"]
@@ -94,7 +94,7 @@ def _dynamic(*, global_train_step, learning_rate, **_):
 # As optax's own powers need it.
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("case", _TORCH["cases"], ids=lambda case: case["name"])
-def test_torch(case):
+def test_torch_recordings_are_reproduced(case):
   """PyTorch's rules; a bias decays only by PyTorch's own default."""
   config = case["config"] | {
     "backend": "torch",
@@ -112,7 +112,7 @@ def test_torch(case):
 @pytest.mark.parametrize(
   "kind", ["constant", "newbob", "newbob_abs", "newbob_multi_epoch"]
 )
-def test_learning_rates(kind):
+def test_recorded_learning_rates_are_reproduced(kind):
   """Those of every epoch, from the scores before it."""
   replayed = 0
   for case in _RATES["cases"]:

@@ -61,7 +61,7 @@ _FIXED = {
 
 @pytest.mark.parametrize("kind", _FIXED)
 @pytest.mark.parametrize("name", every_optimizer.BY_NAME)
-def test_leaves_that_can_not_be_updated_are_refused_by_name(name, kind):
+def test_leaves_without_an_update_rule_are_refused_by_name(name, kind):
   """Such an update would change the state's dtypes, and be rounded to nothing."""
   tx = every_optimizer.BY_NAME[name](0.1)
   params = {"w": jnp.ones(2), "layer": [_FIXED[kind]]}

@@ -167,7 +167,9 @@ def _oracle(x, reduction="mean", axis_index_groups=None):
 
 
 @pytest.mark.parametrize(("map_name", "case"), CASES)
-def test_the_numbers_of_a_single_process(stacked, map_name, case):
+def test_processes_compute_the_numbers_of_a_single_process(
+  stacked, map_name, case
+):
   gradients = _gradients(stacked.size)
   kwargs = _case(case, stacked.size)
   expected = jax.tree.map(lambda x: _oracle(x, **kwargs), gradients)
@@ -195,6 +197,6 @@ def test_the_gradient_of_replicated_parameters_is_not_summed_twice(
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_leaves_of_one_dtype_share_a_message_but_for_the_largest(stacked):
+def test_small_leaves_of_one_dtype_share_a_message(stacked):
   dtypes = {x.dtype for x in jax.tree.leaves(_gradients(stacked.size))}
   assert set(stacked("messages", "mean")) == {len(dtypes) + 1}

@@ -19,7 +19,7 @@ def _latest(folders):
   return result
 
 
-def test_the_first_process_decides(tmp_path):
+def test_first_process_decides_which_checkpoint_is_latest(tmp_path):
   # What each process sees: another replica saves one in between.
   cases = [([], ["step-2"]), (["step-2"], ["step-2", "step-12"])]
   for case, seen in enumerate(cases):

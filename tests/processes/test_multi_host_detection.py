@@ -59,7 +59,9 @@ def _detected(monkeypatch, environment):
   ],
   ids=["slurm", "mpi", "tpu", "slices", "port", "mpi_first", "slurm_2nd", "no"],
 )
-def test_detection(monkeypatch, environment, address, processes, own, devices):
+def test_jax_detects_the_hosts(
+  monkeypatch, environment, address, processes, own, devices
+):
   result = _detected(monkeypatch, environment)
   assert str(result[0]).startswith(address)
   assert tuple(result[1:]) == (processes, own, devices)

@@ -9,7 +9,7 @@ from optax_dist import quorum
 
 
 @given(st.integers(-5, 5), st.integers(-5, 5), st.integers(-1, 3))
-def test_accepts_counts_the_steps_between(local_step, global_step, late):
+def test_accepts_compares_the_steps_in_between(local_step, global_step, late):
   steps_late = global_step - local_step
   accepted = quorum.accepts(local_step, global_step, late)
   assert accepted == (steps_late <= late)
@@ -44,7 +44,7 @@ def test_the_staleness_is_checked_at_construction():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_largest_number_is_that_of_a_state_or_message(name):
+def test_numbers_are_limited_to_those_of_states_and_messages(name):
   arguments = {"replicas_to_aggregate": 1, name: quorum.UNBOUNDED}
   quorum.init(**arguments)
   arguments[name] += 1

@@ -12,7 +12,7 @@ IDS = st.lists(
 
 
 @given(IDS, st.randoms())
-def test_the_order_of_ids_does_not_depend_on_who_came_first(ids, random):
+def test_order_of_ids_does_not_depend_on_arrival(ids, random):
   shuffled = random.sample(ids, len(ids))
   result = events.ordered(shuffled)
   assert result == events.ordered(ids)
@@ -33,7 +33,7 @@ def test_ids_may_come_from_an_iterator():
     ((3,), True, "missing: 3; lower replicas_to_aggregate, or let leaves"),
   ],
 )
-def test_what_can_not_go_on_says_what_to_do(missing, final, words):
+def test_error_of_a_stuck_run_names_the_remedy(missing, final, words):
   text = str(events.CannotProceed(7, 1, 2, missing, final))
   assert text.startswith("step 7 needs 2 replicas and 1 can contribute; ")
   assert words in text

@@ -23,7 +23,7 @@ def kinds(decisions):
   return [type(decision).__name__ for decision in decisions]
 
 
-def test_a_loss_below_the_quorum_names_who_is_missing():
+def test_loss_below_the_quorum_names_the_missing_replicas():
   state, decisions = run(
     started(3, 3), quorum.Arrive(0, 0), quorum.Lost(2), quorum.Lost(1)
   )
@@ -36,7 +36,7 @@ def test_a_loss_below_the_quorum_names_who_is_missing():
   assert run(state, quorum.Arrive(2, 0))[0].step == 1
 
 
-def test_leaving_for_good_raises_or_lowers():
+def test_final_departure_raises_or_lowers_the_quorum():
   state, decisions = run(started(2, 2), quorum.Arrive(0, 0), quorum.Leave(1))
   (decision,) = decisions
   assert decision.final
@@ -65,6 +65,6 @@ def test_a_sum_of_an_older_step_is_replaced_by_a_larger_one():
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.0])
-def test_a_count_below_one_is_no_event(count):
+def test_count_below_one_is_refused(count):
   with pytest.raises(ValueError, match="count must be a positive integer"):
     run(started(1, 1), quorum.Arrive(0, 0, count=count))

@@ -45,7 +45,7 @@ def test_no_step_with_enough_gradients_is_held_back():
   check(holds)
 
 
-def test_what_healthy_replicas_are_asked_for_fills_the_step():
+def test_requests_to_healthy_replicas_fill_the_step():
   def holds(event, before, decisions, after):
     config = after.config
     if config.replicas_to_aggregate <= config.total_num_replicas:
@@ -59,7 +59,7 @@ def test_what_healthy_replicas_are_asked_for_fills_the_step():
   check(holds, "healthy")
 
 
-def test_who_cannot_proceed_is_told_why():
+def test_replica_that_cannot_proceed_is_notified_of_the_reason():
   def holds(event, before, decisions, after):
     have, need = after.live + after.awaited, quorum.needed(after)
     config = after.config

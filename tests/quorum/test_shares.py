@@ -23,7 +23,7 @@ def joined(k, n, number, **options):
   st.integers(0, 6),
   st.integers(0, 6),
 )
-def test_only_leaves_for_good_lower_the_quorum(k, n, number, left, lost):
+def test_only_final_departures_lower_the_quorum(k, n, number, left, lost):
   number = min(number, n)  # The others have yet to come.
   state = joined(k, n, number, lower_on_leave=True, two_phase=False)
   left = min(left, number)
@@ -40,7 +40,7 @@ def test_only_leaves_for_good_lower_the_quorum(k, n, number, left, lost):
   assert quorum.needed(kept) == k
 
 
-def test_the_rest_of_a_lost_replica_is_shared_out():
+def test_rest_of_a_lost_replica_is_distributed():
   """All have given theirs when the third is lost: the others give its, too."""
   state = joined(15, 3, 3)
   for replica in range(2):
@@ -50,7 +50,7 @@ def test_the_rest_of_a_lost_replica_is_shared_out():
   assert state.working == 2
 
 
-def test_nobody_waits_for_the_share_of_one_whose_gradients_are_not_finite():
+def test_step_does_not_wait_for_the_share_of_a_nonfinite_replica():
   state = joined(6, 3, 3, two_phase=False)
   for replica in range(2):
     state, _ = quorum.step(state, quorum.Arrive(replica, 0, count=2))
@@ -82,7 +82,7 @@ def test_a_replica_of_an_exact_step_is_asked_again_at_once():
   assert [m.count for m in decisions[-1].members] == [5, 1]
 
 
-def test_a_commit_of_an_exact_step_asks_all_that_live():
+def test_commit_of_an_exact_step_asks_all_live_replicas():
   """Also one that still computes: what for is decided without it."""
   state = joined(2, 3, 3, exact=True, two_phase=False)
   state, decisions = quorum.step(state, quorum.Arrive(1, 0, count=2))

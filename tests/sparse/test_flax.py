@@ -29,7 +29,7 @@ def _state(rows):
   return state, jax.jit(step)(state, jnp.array(rows))
 
 
-def test_a_state_with_sparse_sums_comes_back():
+def test_state_with_sparse_sums_survives_flax_serialization():
   empty, state = _state([[1, 4], [4, 8]])
   saved = flax.serialization.to_bytes(state)
   restored = flax.serialization.from_bytes(empty, saved)

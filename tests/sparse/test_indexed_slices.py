@@ -46,7 +46,7 @@ def test_to_dense_adds_repeated_rows(slices):
 
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(_slices(), st.permutations(range(SLOTS)))
-def test_sum_duplicates(slices, order):
+def test_sum_duplicates_adds_repeated_rows(slices, order):
   order = np.array(order)
   summed = jax.jit(sparse.sum_duplicates)(slices)
   used = np.asarray(summed.indices)[np.asarray(summed.indices) < ROWS]
@@ -73,7 +73,7 @@ def test_sum_duplicates_drops_what_unused_slots_hold():
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("batched", [False, True])
-def test_columns_in_shards(kind, batched):
+def test_columns_may_be_sharded(kind, batched):
   """The same numbers, in the same shards, under jit and a vmap in it."""
   mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
   put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
@@ -97,7 +97,7 @@ def test_columns_in_shards(kind, batched):
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_columns_in_shards_inside_a_map(check_vma):
+def test_columns_may_be_sharded_inside_a_map(check_vma):
   """Of a mesh with one manual axis, the other one is still Explicit."""
   mesh = jax.make_mesh(
     (2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2
@@ -141,7 +141,7 @@ _EAGER_AND_JIT = {"eager": lambda f: f, "jit": jax.jit}
 
 
 @pairwise.every_value(spec=_SPECS, wrap=_EAGER_AND_JIT)
-def test_slots_on_an_explicit_mesh(spec, wrap):
+def test_duplicates_are_summed_on_an_explicit_mesh(spec, wrap):
   """Whatever is sharded: slots, columns, both or none."""
   values = np.arange(16.0, dtype=np.float32).reshape(4, 4)
   indices = np.array([4, 1, 4, ROWS], np.int32)
@@ -160,7 +160,7 @@ def test_slots_on_an_explicit_mesh(spec, wrap):
 
 
 @pairwise.every_pair(spec=_SPECS, wrap=_EAGER_AND_JIT, columns=[None, "model"])
-def test_updates_of_a_table_on_an_explicit_mesh(spec, wrap, columns):
+def test_tables_on_an_explicit_mesh_are_updated(spec, wrap, columns):
   table = np.ones((4, 4), np.float32)
   update = IndexedSlices(
     _explicit(2 * table, None, columns), np.array([1, 3, 1, 4]), (4, 4)
@@ -172,7 +172,7 @@ def test_updates_of_a_table_on_an_explicit_mesh(spec, wrap, columns):
 
 @_EVERY_SPEC
 @pytest.mark.parametrize("of_ids", [None, "data"])
-def test_lookups_in_a_table_on_an_explicit_mesh(spec, of_ids):
+def test_tables_on_an_explicit_mesh_are_looked_up(spec, of_ids):
   table = _explicit(np.ones((4, 4), np.float32), *spec)
   ids = _explicit(np.array([[1, 3], [3, 9]]), of_ids, None)
   square = lambda x: jnp.sum(x**2)
@@ -197,7 +197,7 @@ def test_indices_that_are_known_under_jit_are_checked():
         run(jnp.ones((2, 2)))
 
 
-def test_sum_duplicates_of_nothing():
+def test_sum_duplicates_accepts_no_rows():
   empty = IndexedSlices(jnp.zeros((0, 2)), jnp.zeros(0, jnp.int32), (ROWS, 2))
   assert sparse.sum_duplicates(empty).indices.shape == (0,)
   assert not empty.to_dense().any()
@@ -300,13 +300,13 @@ def test_the_upper_bits_of_an_index_count(index):
   assert not grads.to_dense().any()
 
 
-def test_lookups_are_integers():
+def test_lookups_must_be_integers():
   fun = sparse.lookup_value_and_grad(jnp.sum)
   with pytest.raises(TypeError, match="lookups must be integers, got bool"):
     fun(jnp.ones((3, 1)), np.array([True]))
 
 
-def test_is_a_pytree_of_two_arrays():
+def test_indexed_slices_are_a_pytree_of_two_arrays():
   slices = IndexedSlices(jnp.ones((2, 3)), jnp.array([0, 1]), (4, 3))
   paths = jax.tree_util.tree_leaves_with_path(slices)
   assert [jax.tree_util.keystr(p) for p, _ in paths] == [".values", ".indices"]
@@ -332,6 +332,6 @@ def test_is_a_pytree_of_two_arrays():
     (np.ones(2), np.array([-1, 1]), (4,), ValueError, "from -1 to 1"),
   ],
 )
-def test_bad_slices(values, indices, shape, error, message):
+def test_invalid_slices_are_refused(values, indices, shape, error, message):
   with pytest.raises(error, match=message):
     IndexedSlices(values.astype(np.float32), indices, shape)

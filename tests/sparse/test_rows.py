@@ -165,7 +165,7 @@ def test_parameters_are_seen_by_row_and_none_passes():
   assert new["table"].values.tolist() == [2.0, 0.0]
 
 
-def test_further_arguments_pass():
+def test_extra_arguments_are_passed_on():
   def update(updates, state, params=None, *, factor):
     del params
     return jax.tree.map(lambda x: factor * x, updates), state
@@ -196,7 +196,7 @@ def test_optax_applies_sparse_updates_too(apply):
   ],
   ids=["adam", "lion", "adamw", "chain"],
 )
-def test_equals_the_stock_rule_on_the_rows_alone(stock):
+def test_row_wise_equals_the_stock_rule_on_the_rows(stock):
   params = {"table": jnp.arange(10.0).reshape(5, 2), "b": jnp.ones(3)}
   rows = jnp.array([3, 1])
   lazy = sparse.row_wise(stock)
@@ -238,7 +238,7 @@ def test_unused_slots_change_nothing():
   assert not jnp.any(optax.tree.get(state, "trace"))
 
 
-def test_casts_gradients_to_the_parameter():
+def test_gradients_are_cast_to_the_dtype_of_the_parameter():
   slices = sparse.IndexedSlices(jnp.ones((1, 2)), jnp.array([2]), (5, 2))
   params = jnp.ones((5, 2), jnp.bfloat16)
   lazy = sparse.row_wise(optax.sgd(0.1, 0.9))

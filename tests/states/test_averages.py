@@ -21,7 +21,7 @@ def _tx(decay=0.9, which=None):
   )
 
 
-def test_parameters_stand_in_for_those_left_out():
+def test_parameters_without_averages_are_returned_as_they_are():
   params = {"w": np.float32(1), "b": np.float32(2)}
   tx = optax.chain(optax.clip(1.0), _tx(which={"w": True, "b": False}))
   state = tx.init(params)
@@ -36,7 +36,7 @@ def test_integers_and_keys_have_no_average():
   chex.assert_trees_all_equal(got, {**later, "w": params["w"]})
 
 
-def test_groups_of_a_partition_have_averages_together():
+def test_averages_of_all_groups_of_a_partition_are_read():
   params = {"w": jnp.zeros(2), "b": jnp.ones(3), "rest": {"c": jnp.ones(1)}}
   some = _tx(which={"w": True, "b": False, "rest": False})
   groups = {"some": some, "none": _tx(decay=None), "all": _tx()}
@@ -46,7 +46,7 @@ def test_groups_of_a_partition_have_averages_together():
   chex.assert_trees_all_equal(got, {**params, "rest": later["rest"]})
 
 
-def test_averages_of_only_some_of_the_tree():
+def test_averages_may_cover_only_some_parameters():
   params = {"w": jnp.zeros(2), "rest": {"c": jnp.ones(1), "d": jnp.ones(1)}}
   state = _tx(which={"w": True, "rest": False}).init(params)
   later = jax.tree.map(lambda x: x + 5, params)
@@ -60,7 +60,7 @@ def test_two_averages_of_one_parameter_are_refused():
     optax_dist.averaged_params(state, {"w": 1.0})
 
 
-def test_they_come_in_the_parameters_dtype():
+def test_averages_are_returned_in_the_dtype_of_the_parameters():
   params = {"w": jnp.ones(2, jnp.bfloat16)}
   state = _tx().init(params)
   assert optax.tree.get(state, "averages")["w"].dtype == jnp.float32

@@ -79,7 +79,7 @@ def test_there_must_be_one_center():
 
 
 @pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
-def test_reset_outside_of_the_map(map_name):
+def test_reset_to_center_works_outside_of_the_map(map_name):
   params, state = _trained(map_name)
   where = NamedSharding(maps.mesh(N), P(maps.AXIS))
   params = jax.device_put(params, where)
@@ -95,7 +95,7 @@ def test_reset_outside_of_the_map(map_name):
 
 
 @maps.every_map
-def test_reset_inside_of_the_map(map_name):
+def test_reset_to_center_works_inside_of_the_map(map_name):
   tx = _tx(num_replicas=N)
   params, state = stack(_start()), tx.init(_start())
   params = jax.tree.map(lambda x: x + np.float32(3.0), params)
@@ -127,7 +127,7 @@ def _placed(tree, size, specs):
 
 
 @pytest.mark.parametrize("size", [2, 4, 6])
-def test_going_on_with_another_number_of_replicas(size):
+def test_training_continues_with_another_number_of_replicas(size):
   params, state = _trained()
   new_params, new_state = resize_from_center(params, state, size)
   center = center_params(state)
@@ -159,7 +159,7 @@ def test_going_on_with_another_number_of_replicas(size):
   chex.assert_trees_all_equal_shapes_and_dtypes(last, tx.init(_start()))
 
 
-def test_new_replicas_get_random_keys_and_half_precision_too():
+def test_new_replicas_keep_random_keys_and_half_precision():
   tx = elastic_average(
     optax.chain(optax.add_noise(0.1, 0.0, jax.random.key(3)), optax.trace(0.9)),
     "i",
@@ -174,7 +174,7 @@ def test_new_replicas_get_random_keys_and_half_precision_too():
   assert {x.shape[0] for x in jax.tree.leaves(new.replica)} == {5}
 
 
-def test_new_replicas_take_nothing_from_one_that_is_not_finite():
+def test_new_replicas_ignore_nonfinite_ones():
   tx = elastic_average(optax.trace(0.9), "i", num_replicas=3, rho=0.0)
   state = tx.init(jnp.zeros(2))
   traces = jnp.array([[1.0, jnp.inf], [jnp.nan, jnp.inf], [3.0, jnp.inf]])
@@ -184,7 +184,7 @@ def test_new_replicas_take_nothing_from_one_that_is_not_finite():
   np.testing.assert_array_equal(new, [2.0, np.inf])
 
 
-def test_states_without_parts_are_refused():
+def test_states_without_per_replica_parts_are_refused():
   params, state = jax.device_get(_trained("vmap"))
   for bad in (0, 2.0):
     with pytest.raises(
@@ -203,7 +203,7 @@ def test_states_without_parts_are_refused():
     reset_to_center(jax.tree.map(lambda x: x[None, None], one), state)
 
 
-def test_groups_of_a_partition_have_one_center_together():
+def test_partition_has_one_center():
   """Two elastic groups, each with the other's parameters masked."""
   make = lambda rate: elastic_average(
     optax.sgd(1.0),

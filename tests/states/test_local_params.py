@@ -12,7 +12,7 @@ N = 4
 
 
 @maps.every_map
-def test_the_gradient_is_the_replicas_own(map_name):
+def test_gradient_at_local_params_is_local(map_name):
   x = np.arange(N, dtype=np.float32)
 
   def step(params, x):
@@ -24,7 +24,7 @@ def test_the_gradient_is_the_replicas_own(map_name):
 
 
 @maps.untracked_map
-def test_where_nothing_is_tracked_nothing_changes(map_name):
+def test_local_params_changes_nothing_in_an_untracked_map(map_name):
   def step(x):
     params = {"w": x, "b": [x]}
     assert optax_dist.local_params(params, maps.AXIS) is params
@@ -42,11 +42,11 @@ def test_local_params_moves_no_data(map_name):
   assert "all_gather" not in jaxpr
 
 
-def test_outside_any_map():
+def test_local_params_outside_of_a_map_is_refused():
   with pytest.raises(optax_dist.UnboundAxisError, match="local_params"):
     optax_dist.local_params(jnp.ones(2), "data")
 
 
-def test_no_name():
+def test_empty_axis_names_are_refused():
   with pytest.raises(ValueError, match="`axis_name` must hold"):
     optax_dist.local_params(jnp.ones(2), ())

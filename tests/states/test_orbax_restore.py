@@ -118,7 +118,7 @@ def saved(tmp_path_factory):
 
 
 @_each
-def test_a_restored_run_goes_on_to_the_same_bits(name, saved):
+def test_restored_run_continues_with_the_same_bits(name, saved):
   path, run = saved[name]
   # A new process has its own parameters and state to restore into.
   restored = _restore(path, _start(name, N))
@@ -148,7 +148,9 @@ def _steps(state):
 
 
 @pairwise.every_value(size=[2, 6], name=list(_STRATEGIES))
-def test_it_goes_on_with_another_number_of_replicas(name, size, saved):
+def test_restored_run_continues_with_another_number_of_replicas(
+  name, size, saved
+):
   path, run = saved[name]
   params, state = _resized(name, *_restore(path, run), size)
   # The structure, shapes and types are those of a run of that size.
@@ -169,7 +171,7 @@ def test_it_goes_on_with_another_number_of_replicas(name, size, saved):
     chex.assert_trees_all_equal(first(params), first(run[0]))
 
 
-def test_every_optimizers_state(tmp_path):
+def test_state_of_every_optimizer_is_restored(tmp_path):
   params = {"w": jnp.arange(4.0).reshape(2, 2), "b": jnp.ones(3)}
   gradient = jax.tree.map(jnp.cos, params)
   made = {

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import optax_dist
 
 
-def test_each_array_goes_where_its_spec_says():
+def test_arrays_are_placed_by_their_specs():
   tree = {"x": np.arange(8.0), "y": jnp.ones(3), "n": None, "key": None}
   tree["key"] = jax.random.key(0)
   placed = optax_dist.states.place(
@@ -26,7 +26,7 @@ def test_each_array_goes_where_its_spec_says():
   assert len(placed["key"].sharding.device_set) == 4
 
 
-def test_one_spec_may_be_for_all():
+def test_one_spec_may_cover_all_arrays():
   placed = optax_dist.states.place(
     {"a": {"b": np.ones((4, 2))}, "c": np.ones(8)}, maps.mesh(4), P(maps.AXIS)
   )
@@ -64,7 +64,7 @@ def test_random_keys_are_placed_over_processes():
 
 @jax.numpy_dtype_promotion("standard")  # As optax needs.
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_a_step_gets_back_what_it_was_given(kind):
+def test_placed_state_does_not_recompile_the_step(kind):
   """Otherwise its second call would compile again."""
   mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
   tx = optax.chain(optax_dist.cross_shard("data"), optax.adam(0.1))

@@ -47,7 +47,7 @@ def test_the_outcome_of_every_iteration_is_reported():
   np.testing.assert_array_equal(report.local_step, [2, 1, 1])
 
 
-def test_it_prints_as_a_table():
+def test_report_prints_as_a_table():
   report = optax_dist.sync_report(_after_three_ticks())
   title, head, *rows = str(report).splitlines()
   assert title == "global step 2"
@@ -60,7 +60,7 @@ def test_it_prints_as_a_table():
   assert len({len(line) for line in [head, *rows]}) == 1
 
 
-def test_it_finds_the_state_in_chains_and_wrappers():
+def test_report_finds_the_state_in_chains_and_wrappers():
   inner = optax.chain(optax.clip(1.0), _tx())
   tx = optax.MultiSteps(inner, 2).gradient_transformation()
   report = optax_dist.sync_report(tx.init(np.zeros(2, np.float32)))
@@ -68,7 +68,7 @@ def test_it_finds_the_state_in_chains_and_wrappers():
 
 
 @pytest.mark.parametrize("map_name", ["vmap", "pmap"])
-def test_of_a_state_that_was_made_inside_a_map(map_name):
+def test_report_reads_a_state_made_inside_a_map(map_name):
   tx = _tx()
   step = lambda x: tx.update(x, tx.init(x))[1]
   state = maps.run(map_name, step, np.ones(N, np.float32), size=N)

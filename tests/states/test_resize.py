@@ -61,7 +61,7 @@ def test_drop_counts_the_dropped_gradients():
   np.testing.assert_array_equal(ledger, report.accepted)
 
 
-def test_more_replicas_start_fresh():
+def test_additional_replicas_start_empty():
   state = optax_dist.states.resize_replicas(
     _four_with_gradients(), 6, departed="fold"
   )
@@ -73,7 +73,7 @@ def test_more_replicas_start_fresh():
 
 @pytest.mark.parametrize("departed", ["fold", "drop"])
 @pytest.mark.parametrize("size", [2, 6])
-def test_parameters_with_a_random_key(size, departed):
+def test_random_keys_survive_resizing(size, departed):
   params = {"w": jnp.zeros(2), "key": jax.random.key(0)}
   make = lambda size: optax_dist.sync_replicas(
     optax.masked(optax.sgd(0.1), {"w": True, "key": False}),
@@ -148,13 +148,13 @@ def test_sparse_sums_that_do_not_fit_are_refused():
     ((optax.sgd(1.0).init(0.0), 2, "fold"), "no state of sync_replicas"),
   ],
 )
-def test_bad_arguments(args, words):
+def test_invalid_arguments_are_refused(args, words):
   state, num, departed = args
   with pytest.raises(ValueError, match=words):
     optax_dist.states.resize_replicas(state, num, departed=departed)
 
 
-def test_a_state_without_a_leading_axis():
+def test_state_without_a_replica_axis_is_refused():
   own = jax.tree.map(lambda x: x[0], _make(2).init(0.0).replica)
   state = _make(2).init(0.0)._replace(replica=own)
   with pytest.raises(ValueError, match="one leading replica axis"):
@@ -218,7 +218,7 @@ def test_means_are_exact_through_several_resizes(needed, sizes, departed):
   assert steps > 3
 
 
-def test_a_state_without_sums_can_not_add_up():
+def test_state_without_sums_cannot_accumulate():
   state = _all_arrive(4, 4).init(np.float32(0))
   state = optax_dist.states.resize_replicas(state, 2, departed="fold")
   tx = _all_arrive(4, 2)
@@ -231,7 +231,7 @@ def test_a_state_without_sums_can_not_add_up():
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_a_state_on_a_mesh(kind):
+def test_state_on_a_mesh_is_resized(kind):
   kind = getattr(jax.sharding.AxisType, kind)
   expected = optax_dist.states.resize_replicas(
     _four_with_gradients(), 3, departed="fold"

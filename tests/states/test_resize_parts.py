@@ -61,7 +61,7 @@ def _in_parts(size):
 
 @pytest.mark.parametrize("new", [1, 2, 3, 5, 13])
 @pytest.mark.parametrize("old", [1, 4])
-def test_every_element_comes_to_its_place(old, new):
+def test_resized_shards_equal_those_of_a_new_state(old, new):
   """With fewer replicas or more, even more than there are elements."""
   resized = optax_dist.states.resize_sharded(_in_parts(old), PARAMS, new)
   chex.assert_trees_all_equal(resized, _in_parts(new))
@@ -97,7 +97,7 @@ def test_shapes_are_enough_for_the_parameters():
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_a_state_on_a_mesh_comes_to_the_host(explicit):
+def test_resized_state_is_on_the_host(explicit):
   """The old mesh fits no more."""
   state = _in_parts(N)
   specs = optax_dist.states.state_specs(state, maps.AXIS)
@@ -108,7 +108,7 @@ def test_a_state_on_a_mesh_comes_to_the_host(explicit):
 
 
 @pytest.mark.parametrize("names", [("data", "model"), ("data",)])
-def test_parts_of_shards_are_refused(names):
+def test_sharded_model_shards_are_refused(names):
   """Nothing is padded here, so only the sharding tells them from whole ones."""
   mesh = jax.make_mesh(
     (2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
@@ -131,7 +131,7 @@ def test_parts_of_shards_are_refused(names):
     optax_dist.states.resize_sharded(state, params, 1)
 
 
-def test_errors():
+def test_invalid_arguments_are_refused():
   state = _in_parts(N)
   with pytest.raises(ValueError, match="`num_replicas` must be a positive"):
     optax_dist.states.resize_sharded(state, PARAMS, 0)

@@ -44,7 +44,7 @@ _ORIGINAL = {
 
 
 @pytest.mark.parametrize("name", _ORIGINAL)
-def test_names_are_the_originals(name):
+def test_slot_names_are_those_of_the_original(name):
   optimizer, names = _ORIGINAL[name]
   state = optimizer.init(_PARAMS)
   assert slots.slot_names(state) == names
@@ -71,7 +71,7 @@ def _wrappers():
 
 
 @pytest.mark.parametrize("name", _wrappers())
-def test_slots_inside_wrappers(name):
+def test_slots_are_found_inside_wrappers(name):
   optimizer = _wrappers()[name]
   state = optimizer.init(_PARAMS)
   grads = jax.tree.map(lambda p: jnp.full_like(p, 0.5), _PARAMS)
@@ -86,7 +86,7 @@ def test_slots_inside_wrappers(name):
   assert np.isfinite(m).all()
 
 
-def test_ways_to_name_a_parameter():
+def test_parameter_can_be_named_by_a_path_or_a_key_path():
   state = optimizers.adam(0.1).init(_PARAMS)
   state = state._replace(
     slots=jax.tree_util.tree_map_with_path(
@@ -107,7 +107,7 @@ def test_a_single_array_has_the_empty_path():
   assert slots.get_slot(state, (), "trace").shape == (4,)
 
 
-def test_unknown_stock_state_goes_by_its_field():
+def test_state_of_an_unknown_optimizer_is_named_by_its_field():
   state = optax.lion(0.1).init(_PARAMS)
   assert slots.slot_names(state) == ["mu"]
   assert slots.get_slot(state, "scale", "mu").shape == ()
@@ -124,7 +124,7 @@ def test_errors_list_the_known_slots():
     slots.get_slot(twice, "scale", "m")
 
 
-def test_slots_that_each_replica_has_of_its_own():
+def test_slots_of_each_replica_are_found():
   params = {"w": jnp.zeros(3)}
   elastic = optax_dist.elastic_average(
     optax.sgd(0.1, momentum=0.9), "data", num_replicas=2, rho=0.0
@@ -146,7 +146,7 @@ def test_slots_that_each_replica_has_of_its_own():
   assert slots.slot_names(sync) == ["m", "v"]
 
 
-def test_slots_in_parts_go_by_their_parameter():
+def test_sharded_slots_are_named_by_their_parameter():
   tx = optax_dist.sharded(optimizers.adam(0.1), "data", num_replicas=2)
   state = tx.init({"layer": {"w": jnp.zeros((4, 3))}, "scale": jnp.ones(())})
   assert slots.slot_names(state) == ["m", "v"]

@@ -117,7 +117,7 @@ def test_wrapped_states_go_through_a_map(map_name, wrapper):
   assert optax_dist.sync_report(state).accepted.tolist() == [2] * N
 
 
-def test_several_axes_and_none():
+def test_specs_name_several_axes_and_none_for_shared_values():
   state = _tx().init(PARAMS)
   specs = optax_dist.states.state_specs(state, ["a", "b"])
   assert specs.replica.value.local_step == P(("a", "b"))
@@ -143,7 +143,7 @@ def _own(spec):
 class TestParamSpecs:
   """What mirrors a parameter is sharded as it is."""
 
-  def test_sync_replicas(self):
+  def test_specs_of_sync_replicas_follow_the_parameters(self):
     tx = optax_dist.sync_replicas(
       optax.chain(optax.clip(1.0), optax.adam(0.1)),
       maps.AXIS,
@@ -173,14 +173,14 @@ class TestParamSpecs:
       specs, is_leaf=lambda x: isinstance(x, P)
     )
 
-  def test_masks_leave_gaps(self):
+  def test_masked_leaves_have_no_spec(self):
     tx = optax.masked(optax.trace(0.9), {"w": True, "b": False})
     specs = optax_dist.states.state_specs(
       jax.eval_shape(tx.init, MODEL), maps.AXIS, param_specs=MODEL_SPECS
     )
     assert specs.inner_state.trace["w"] == MODEL_SPECS["w"]
 
-  def test_one_array_and_its_counters(self):
+  def test_counters_beside_one_array_are_replicated(self):
     state = jax.eval_shape(optax.adam(0.1).init, MODEL["w"])
     specs = optax_dist.states.state_specs(
       state, maps.AXIS, param_specs=P("model", None)
@@ -208,7 +208,7 @@ class TestParamSpecs:
     )
     assert specs.trace == {"w": P("model"), "b": P("model")}
 
-  def test_the_sum_of_sparse_gradients(self):
+  def test_sum_of_sparse_gradients_has_specs(self):
     tx = optax_dist.sync_replicas(
       optax.sgd(0.1),
       maps.AXIS,
@@ -229,7 +229,7 @@ class TestParamSpecs:
       )
 
   @pytest.mark.parametrize("after", [(), (optax.clip(1.0),)])
-  def test_parts_of_one_array(self, after):
+  def test_shards_of_one_array_have_specs(self, after):
     tx = optax.chain(_sharded(optax.adam(0.1)), *after)
     state = jax.eval_shape(tx.init, MODEL["w"])
     specs = optax_dist.states.state_specs(
@@ -240,7 +240,7 @@ class TestParamSpecs:
     assert adam.mu == optax_dist.PerReplica(P(maps.AXIS, None, "model"))
     assert adam.count == P()
 
-  def test_a_replicas_state_for_one_array(self):
+  def test_state_of_each_replica_for_one_array_has_specs(self):
     tx = optax.chain(
       optax_dist.per_replica(optax.trace(0.9), maps.AXIS, num_replicas=N),
       optax_dist.cross_shard(maps.AXIS),
@@ -261,7 +261,7 @@ class TestParamSpecs:
 class TestBoxes:
   """Flax keeps a parameter's axes beside it."""
 
-  def test_linen(self):
+  def test_linen_boxes_have_specs(self):
     kernel = nn.with_partitioning(nn.initializers.ones, (None, "model"))
     net = nn.Dense(4, kernel_init=kernel)
     params = net.init(jax.random.key(0), jnp.ones((1, 6)))["params"]
@@ -280,7 +280,7 @@ class TestBoxes:
     trace = placed.inner_state.trace["kernel"].value
     assert trace.sharding.spec == P(None, "model")
 
-  def test_a_sum_of_sparse_gradients_in_a_linen_box(self):
+  def test_sum_of_sparse_gradients_in_a_linen_box_has_specs(self):
     params = {"w": nn.Partitioned(jnp.ones((4, 6)), (None, "model"))}
     tx = optax_dist.sync_replicas(
       optax.sgd(0.1),
@@ -298,7 +298,7 @@ class TestBoxes:
     assert total.values == P(maps.AXIS, None, "model")
     assert total.indices == P(maps.AXIS)
 
-  def test_nnx(self):
+  def test_nnx_variables_have_specs(self):
     mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
     kernel = nnx.with_partitioning(nnx.initializers.ones, (None, "model"))
     with jax.set_mesh(mesh):
@@ -375,7 +375,7 @@ def _over_vmaps(step, params, state, args):
   [_over_mesh(False), _over_mesh(True), _over_vmaps],
   ids=["shard_map", "shard_map_vma", "vmaps"],
 )
-def test_replicas_of_replicas(over):
+def test_nested_replicas_have_specs(over):
   """The numbers of both levels, and where their state lies."""
   tx = _nested()
   start = jnp.zeros(3)
@@ -404,7 +404,7 @@ def test_replicas_of_replicas(over):
   assert sync.replica.value.gradient_sum.shape == (2, 4, 3)
 
 
-def test_a_level_without_an_axis_is_refused():
+def test_nested_replicas_need_inner_axes():
   state = jax.eval_shape(_nested().init, jnp.zeros(3))
   with pytest.raises(ValueError, match=r"give the axes .* `inner_axes`"):
     optax_dist.states.state_specs(state, "dcn")
@@ -418,7 +418,7 @@ def test_a_level_without_an_axis_is_refused():
   assert specs.center == P("model")
 
 
-def test_a_state_is_made_in_its_final_sharding():
+def test_state_is_created_in_its_final_sharding():
   mesh = maps.mesh(N)
   tx = _tx(optax.adam(0.1))
   specs = optax_dist.states.state_specs(

@@ -70,7 +70,7 @@ def test_each_recording_has_its_optimizer():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("chained", [False, True])
-def test_training_goes_on_where_tensorflow_stopped(name, chained):
+def test_training_continues_where_tensorflow_stopped(name, chained):
   tx = OPTIMIZERS[name]()
   if chained:
     tx = optax.chain(optax.clip_by_global_norm(1e6), tx)
@@ -96,7 +96,7 @@ def test_training_goes_on_where_tensorflow_stopped(name, chained):
 
 
 @pytest.mark.parametrize("name", ["Adam", "Momentum", "RMSProp"])
-def test_training_goes_on_with_a_sharded_state(name):
+def test_training_continues_with_a_sharded_state(name):
   """Each of two replicas has a half of each slot."""
   recorded = _RECORDED[name]
   tx = optax_dist.sharded(OPTIMIZERS[name](), "data", num_replicas=2)
@@ -123,7 +123,7 @@ def test_training_goes_on_with_a_sharded_state(name):
     )
 
 
-def test_slots_matter():
+def test_restored_slots_change_the_training():
   """Without them the three steps end elsewhere, so the test above can fail."""
   tx, recorded = OPTIMIZERS["Adam"](), _RECORDED["Adam"]
   result = tensorflow1.restore_checkpoint(
@@ -137,7 +137,7 @@ def test_slots_matter():
   assert np.abs(now["layer"]["kernel"] - after).max() > 1e-3
 
 
-def test_names_may_differ():
+def test_variables_may_be_mapped_to_other_names():
   variables = {
     name.replace("layer/", "tower_0/dense/"): value
     for name, value in _RECORDED["Momentum"]["variables"].items()
@@ -260,7 +260,7 @@ def _sync_replicas(**arguments):
   )
 
 
-def test_the_first_gradients_of_sync_replicas_are_fresh():
+def test_first_gradients_after_restoring_are_fresh():
   tx = _sync_replicas()
   result = tensorflow1.restore_checkpoint(
     Reader(_RECORDED["Adam"]["variables"]), params(), tx.init(params())
@@ -429,7 +429,7 @@ def test_each_scoped_recording_has_its_optimizer():
 
 
 @pytest.mark.parametrize("name", _OF_SCOPED)
-def test_training_goes_on_from_slots_in_scopes(name):
+def test_training_continues_from_slots_in_scopes(name):
   tx = optax.chain(optax_dist.params_ema(0.9), _OF_SCOPED[name]())
   recorded = _SCOPED[name]
   result = tensorflow1.restore_checkpoint(
@@ -482,7 +482,7 @@ def test_the_scopes_of_several_models_need_a_name():
     )
 
 
-def test_the_slots_of_a_variable_that_ends_alike_are_its_own():
+def test_variables_with_equal_endings_have_their_own_slots():
   """`layer/bias` of the model, and `tower/layer/bias`, which is no slot's scope."""
   recorded = _RECORDED["Adam"]["variables"]
   more = {

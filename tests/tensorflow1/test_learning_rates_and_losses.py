@@ -108,7 +108,7 @@ def test_a_rate_counts_the_steps_before(page, kind):
   np.testing.assert_allclose(trained, _RECORDED["trained"], rtol=1e-6)
 
 
-def test_a_rate_counts_the_exchanges_of_all():
+def test_rate_counts_the_exchanges_of_all_replicas():
   """As many as if each of the replicas had counted its own."""
   names = {"rate": lambda t: t, "num_replicas": 2, "communication_period": 3}
   code = porting_page.row("in elastic_average").split("`")[1]

@@ -103,7 +103,7 @@ def test_the_first_example_trains_as_tensorflow_does(after):
   np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-7)
 
 
-def test_averages_with_num_updates(page):
+def test_averages_use_num_updates(page):
   *_, params, state = _run(page, page["averaging"])
   got = optax_dist.averaged_params(state, params)["w"]
   expected = _case("minimize_averages", "average")[-1, 0]
@@ -117,7 +117,7 @@ def test_averages_with_num_updates(page):
     ("compute_clip_apply_groups", 4, True),
   ],
 )
-def test_groups(page, case, size, clips):
+def test_groups_are_averaged(page, case, size, clips):
   """The page's rule: N is the size of a group."""
   tx = optax.chain(
     optax.clip_by_global_norm(size * page["c"]) if clips else optax.identity(),
@@ -155,7 +155,7 @@ def test_grad_loss_is_a_cotangent(page):
   np.testing.assert_allclose(w, _case("grad_loss")[-1], rtol=1e-5, atol=2e-7)
 
 
-def test_parameters_out_of_var_list_stay(page):
+def test_parameters_outside_of_var_list_do_not_change(page):
   """With None as their gradient, or left out of the differentiated ones."""
   params = {"w": jnp.ones(3), "frozen": jnp.ones(2)}
   for tx in (page["minimized"], page["averaging"]):
@@ -257,7 +257,7 @@ def _close(got, expected):
     np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
-def test_bert_without_bias_correction(page):
+def test_bert_has_no_bias_correction(page):
   """Clipped by each shard, summed, and decayed but for LayerNorm and bias."""
   rate = page["bert_rate"](0.1, num_train_steps=10, num_warmup_steps=3)
 
@@ -292,7 +292,7 @@ def test_optax_adamw_is_another_rule(page):
 @pytest.mark.parametrize(
   ("momentum", "nesterov"), [(0.9, False), (0.9, True), (0.0, False)]
 )
-def test_lars(page, momentum, nesterov):
+def test_lars_follows_its_rule(page, momentum, nesterov):
   def rule(path, t, g, w, slots):
     of_w, of_g = np.linalg.norm(w), np.linalg.norm(g)
     if "bias" not in path:
@@ -316,7 +316,7 @@ def test_lars(page, momentum, nesterov):
   _close(_train(tx), _reference(rule, _mean))
 
 
-def test_adafactor_of_tensor2tensor(page):
+def test_adafactor_follows_its_rule(page):
   root = lambda x: np.sqrt(np.mean(x**2))
 
   def rule(path, t, g, w, slots):
@@ -341,7 +341,7 @@ def test_adafactor_of_tensor2tensor(page):
   _close(_train(tx), _reference(rule, _mean))
 
 
-def test_decoupled_weight_decay():
+def test_adamw_follows_its_rule():
   """The decay is not multiplied by the learning rate."""
 
   def rule(path, t, g, w, slots):
@@ -356,7 +356,7 @@ def test_decoupled_weight_decay():
   _close(_train(tx), _reference(rule, _mean))
 
 
-def test_contribs_adams():
+def test_contrib_adams_follow_their_rules():
   """Dense, by the rules of their sources."""
 
   def rule(name):
@@ -381,7 +381,7 @@ def test_contribs_adams():
     _close(_train(tx), _reference(rule(name), _mean))
 
 
-def test_model_averages():
+def test_model_averages_follow_their_rule():
   names = {"opt": optax.sgd(1.0), "num_worker": 2}
   code = porting_page.code("ModelAverageOptimizer")
   tx = eval(code.replace("=100", "=3"), names | _MODULES)
@@ -415,7 +415,7 @@ def _own_gradients(batch):
   return -2 * batch.mean(1)
 
 
-def test_sync_replicas_takes_the_mean_of_those_that_arrived(after):
+def test_sync_replicas_averages_arrived_gradients(after):
   space = after("replicas_to_aggregate=max(1, N - 2)")
   g = _own_gradients(space["batch"])[: N - 1].mean(0)
   # Adam's first step.
@@ -452,7 +452,7 @@ def test_elastic_averages_start_at_the_center(after):
   np.testing.assert_array_equal(space["evaluated"]["w"], np.zeros(3))
 
 
-def test_without_total_num_replicas_it_is_the_size_of_the_axis():
+def test_total_num_replicas_defaults_to_the_size_of_the_axis():
   """TensorFlow takes `replicas_to_aggregate`: no backup replicas."""
 
   def step(gradient):
@@ -467,7 +467,7 @@ def test_without_total_num_replicas_it_is_the_size_of_the_axis():
   np.testing.assert_array_equal(steps, [1] * 4)
 
 
-def test_what_the_graph_held_is_in_the_state(after):
+def test_variables_of_the_graph_are_in_the_state(after):
   space = after("replicas_to_aggregate=max(1, N - 2)")
   own = space["state"].replica.value
   late = np.arange(N) == N - 1
@@ -480,7 +480,7 @@ def test_what_the_graph_held_is_in_the_state(after):
   assert restored.replica.value.local_step[-1] == 1
 
 
-def test_what_the_custom_getter_made_is_in_the_state(after):
+def test_variables_of_the_custom_getter_are_in_the_state(after):
   space = after("optax_dist.elastic_average(")
   state = space["state"]
   np.testing.assert_array_equal(state.replica.value.local_step, [1] * N)
@@ -491,7 +491,7 @@ def test_what_the_custom_getter_made_is_in_the_state(after):
 
 
 @pytest.mark.parametrize("inner", ["optax", "optimizers"])
-def test_the_global_step_in_any_chain(inner):
+def test_global_step_is_found_in_any_chain(inner):
   """Of `sync_replicas` and `elastic_average`, whatever is in them."""
   opt = {
     "optax": optax.adam(0.1),

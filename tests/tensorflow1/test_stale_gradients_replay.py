@@ -9,7 +9,7 @@ _IDS = recorded.ids(*recorded.STALE_GRADIENTS)
 
 
 @pytest.mark.parametrize("id", _IDS)
-def test_drop_stale_gradient(id):
+def test_recorded_stale_gradients_are_dropped(id):
   config = recorded.RECORDINGS[id]["config"]
   (event,) = recorded.RECORDINGS[id]["events"]
   assert event["op"] == "all workers once"
@@ -29,5 +29,5 @@ def test_drop_stale_gradient(id):
 
 
 @pytest.mark.skipif(recorded.PATH != recorded.BUNDLED, reason="another file")
-def test_how_many_recordings_are_replayed():
+def test_number_of_replayed_recordings_is_as_expected():
   assert len(_IDS) == 2

@@ -44,7 +44,7 @@ def _received(text):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_packed_bytes_are_what_moves(name):
+def test_only_packed_bytes_are_communicated(name):
   method = METHODS[name]
   shapes = _FEWER if name in ("sign", "quantize") else _PARAMS
   tx = optax_dist.cross_shard(aot.AXIS, compression=method, num_replicas=_CHIPS)

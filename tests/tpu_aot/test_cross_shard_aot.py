@@ -99,7 +99,7 @@ def _assert_no_worse(got, by_hand):
 
 
 @pytest.mark.parametrize("topology", ["v4:4x4x4", "v5p:4x4x4", "v6e:16x16"])
-def test_one_all_reduce_for_each_dtype(topology):
+def test_each_dtype_has_one_all_reduce(topology):
   _assert_no_worse(
     _compiled(topology, "small", _cross_shard, check_vma=False),
     _compiled(topology, "small", _pmean, check_vma=False),
@@ -110,19 +110,19 @@ def test_one_all_reduce_for_each_dtype(topology):
 class TestOn256Chips:
   """The three ways to a mean gradient, each against the same by hand."""
 
-  def test_untracked(self, model):
+  def test_untracked_map_compiles_to_one_all_reduce(self, model):
     _assert_no_worse(
       _compiled(_TOPOLOGY, model, _cross_shard, check_vma=False),
       _compiled(_TOPOLOGY, model, _pmean, check_vma=False),
     )
 
-  def test_tracked_own_gradients(self, model):
+  def test_tracked_local_gradients_compile_to_one_all_reduce(self, model):
     _assert_no_worse(
       _compiled(_TOPOLOGY, model, _cross_shard, check_vma=True, local=_local),
       _compiled(_TOPOLOGY, model, _pmean, check_vma=True, local=_local_by_hand),
     )
 
-  def test_tracked_summed_gradients(self, model):
+  def test_tracked_summed_gradients_need_no_further_all_reduce(self, model):
     """They arrive summed: by hand one divides, for pmean is wrong there."""
     _assert_no_worse(
       _compiled(_TOPOLOGY, model, _cross_shard, check_vma=True),

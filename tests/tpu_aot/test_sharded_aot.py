@@ -72,7 +72,7 @@ def _bytes_per_chip(state):
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_one_message_each_way_per_leaf(check_vma):
+def test_each_leaf_has_one_message_each_way(check_vma):
   # Adam's promotions need the default.
   with jax.numpy_dtype_promotion("standard"):
     lowered, state = _lowered(

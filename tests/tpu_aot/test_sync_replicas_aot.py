@@ -156,7 +156,7 @@ branch_computations={%wait.1, %apply.2}
 
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("all_arrive", [False, True])
-def test_nothing_travels_while_gradients_add_up(all_arrive, check_vma):
+def test_accumulation_communicates_nothing(all_arrive, check_vma):
   tx = _sync(replicas_to_aggregate=4 * _CHIPS, all_arrive=all_arrive)
   text = _compiled(tx, check_vma).as_text()
   computations, entry = _computations(text)

@@ -22,20 +22,20 @@ def _by_hand(rows):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 5, 8])
-def test_adasum_is_the_recursive_formula(replicas):
+def test_adasum_follows_the_recursive_formula(replicas):
   rows = np.random.default_rng(replicas).normal(size=(replicas, 4, 3))
   rows = rows.astype(np.float32)
   got = adasum(jnp.asarray(rows))
   np.testing.assert_allclose(got, _by_hand(rows), rtol=1e-5, atol=1e-6)
 
 
-def test_orthogonal_gradients_add_up_and_equal_ones_average():
+def test_orthogonal_gradients_are_added_and_equal_ones_averaged():
   np.testing.assert_allclose(adasum(jnp.eye(4)), np.ones(4))
   equal = jnp.ones((6, 5)) * 3
   np.testing.assert_allclose(adasum(equal), equal[0], rtol=1e-6)
 
 
-def test_zeros_are_no_division_by_zero():
+def test_zero_gradients_do_not_divide_by_zero():
   rows = jnp.array([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]])
   np.testing.assert_array_equal(adasum(rows), [1.0, 2.0])
 
@@ -57,18 +57,18 @@ def test_complex_gradients_count_by_their_real_inner_product():
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-25, 1e25, 1e30])
-def test_tiny_and_huge_gradients(size):
+def test_tiny_and_huge_gradients_stay_finite(size):
   rows = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
   got = adasum(jnp.asarray(rows * np.float32(size)))
   np.testing.assert_allclose(got / size, _by_hand(rows), rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_without_elements():
+def test_empty_gradients_are_accepted():
   assert adasum(jnp.zeros((2, 0, 3))).shape == (0, 3)
 
 
 @maps.both_kinds
-def test_a_tree_with_a_leaf_without_elements(map_name):
+def test_tree_with_an_empty_leaf_is_accepted(map_name):
   tx = optax_dist.cross_shard(maps.AXIS, reduction="adasum")
   rows = {"none": jnp.zeros((2, 0, 3)), "some": jnp.eye(2)}
   total = maps.run(

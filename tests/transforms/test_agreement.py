@@ -194,7 +194,7 @@ def _by_under_jit(tx, mesh, axis=AXIS):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_step_is_refused_whose_replicas_would_differ(name):
+def test_step_after_which_replicas_would_differ_is_refused(name):
   make, message = REFUSED[name]
   with pytest.raises(ValueError, match=f"train_step: .*{message}"):
     _by_train_step(make(), maps.mesh(N))
@@ -223,7 +223,7 @@ _OF_SHARDS = {
 
 
 @pytest.mark.parametrize("name", _OF_SHARDS)
-def test_with_parameters_sharded_over_a_model_axis(name):
+def test_check_covers_parameters_sharded_over_a_model_axis(name):
   make, message = _OF_SHARDS[name]
   mesh = jax.make_mesh((2, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
   specs = {"w": P(None, "model"), "b": P()}
@@ -234,7 +234,7 @@ def test_with_parameters_sharded_over_a_model_axis(name):
 
 
 @pytest.mark.parametrize("name", ["nothing", "momentum before"])
-def test_with_explicit_axes_before_anything_is_computed(name):
+def test_check_precedes_all_computation_on_explicit_axes(name):
   make, message = REFUSED[name]
   step = optax_dist.train_step(_loss, make(), maps.mesh(N, True), AXIS)
   params, state = step.init(PARAMS)
@@ -344,7 +344,7 @@ _OWN = {
 
 
 @pytest.mark.parametrize("name", _OWN)
-def test_a_step_is_accepted_whose_replicas_agree(name):
+def test_step_after_which_replicas_agree_is_accepted(name):
   _by_train_step(_OWN[name](), maps.mesh(N))
   _by_under_jit(_OWN[name](), maps.mesh(N))
 
@@ -383,9 +383,7 @@ def test_replicas_with_their_own_parameters_may_differ(method):
 
 
 @pairwise.every_value(reach=["plateau", "scale"], explicit=[False, True])
-def test_an_argument_of_each_replica_that_reaches_what_all_share(
-  reach, explicit
-):
+def test_argument_of_each_replica_may_not_reach_shared_values(reach, explicit):
   def scale(updates, state, params=None, *, value, **_):
     return jax.tree.map(lambda x: x * value, updates), state
 
@@ -404,7 +402,7 @@ def test_an_argument_of_each_replica_that_reaches_what_all_share(
   step(params, state, BATCH, value=jnp.float32(2))
 
 
-def test_a_rate_that_is_traced_outside_is_the_same_for_all():
+def test_rate_traced_outside_of_the_map_is_accepted():
   step = lambda rate: optax_dist.train_step(
     _loss, optax.chain(cross_shard(AXIS), optax.sgd(rate)), maps.mesh(N), AXIS
   )
@@ -419,7 +417,7 @@ def test_a_rate_that_is_traced_outside_is_the_same_for_all():
   )
 
 
-def test_a_replica_that_is_not_finite_stops_no_other():
+def test_apply_if_finite_after_the_reduction_is_accepted():
   """The remedy that the error names: the wrapper after the reduction."""
   tx = optax.chain(cross_shard(AXIS), optax.apply_if_finite(optax.sgd(0.1), 3))
   step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)

@@ -59,7 +59,7 @@ def _map(fun, in_specs, check_vma, model=2):
 
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("kind", TRANSFORMS)
-def test_replicas_own_gradients_are_averaged(kind, check_vma):
+def test_local_gradients_are_averaged(kind, check_vma):
   make, expected = TRANSFORMS[kind]
   tx = make()
 
@@ -74,7 +74,7 @@ def test_replicas_own_gradients_are_averaged(kind, check_vma):
   np.testing.assert_array_equal(run(jnp.asarray(ROWS, jnp.bfloat16)), expected)
 
 
-def test_a_gradient_that_jax_sums_is_refused():
+def test_gradient_summed_by_jax_is_refused():
   tx = optax_dist.cross_shard(maps.AXIS)
 
   def update(own, params, rows):

@@ -68,7 +68,7 @@ def test_shards_are_clipped_as_the_whole_tree_is(
   assert got["none"] is None
 
 
-def test_each_shard_by_itself_would_be_wrong():
+def test_clipping_each_shard_by_itself_differs():
   tree = _tree()
   got = _sharded(optax.clip_by_global_norm(0.5), tree, check_vma=False)
   expected = _update(optax.clip_by_global_norm(0.5), tree)
@@ -143,7 +143,7 @@ def test_rows_of_sparse_updates_count_once():
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_one_number_is_communicated(check_vma):
+def test_clipping_communicates_one_number(check_vma):
   tx = optax_dist.clip_by_global_norm(
     0.5, "model", param_specs={"a": P("model"), "b": P(None, "model"), "c": P()}
   )
@@ -160,7 +160,7 @@ def test_one_number_is_communicated(check_vma):
   assert text.count(" all-reduce(") == 1
 
 
-def test_errors():
+def test_invalid_arguments_are_refused():
   for bad in (0.0, np.float32(-1), jnp.zeros(()), np.nan, "1", None, True, [1]):
     with pytest.raises(ValueError, match="`max_norm` must be"):
       optax_dist.clip_by_global_norm(bad, "model")

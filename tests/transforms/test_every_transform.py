@@ -67,7 +67,7 @@ def test_a_state_must_be_passed_into_the_map_by_its_axes(kind):
 
 
 @every_kind
-def test_outside_of_any_map_the_axis_is_not_bound(kind):
+def test_axis_is_unbound_outside_of_a_map(kind):
   tx = _tx(kind)
   with pytest.raises(optax_dist.UnboundAxisError, match=f"{kind}: "):
     tx.update(jnp.ones(2), tx.init(jnp.ones(2)), jnp.ones(2))
@@ -130,7 +130,9 @@ def test_updates_unlike_the_parameters_are_refused_by_name(kind, updates, said):
 
 @pytest.mark.parametrize("kind", OWN)
 @maps.tracked_map
-def test_parameters_must_be_the_replicas_own(kind, map_name):
+def test_shared_parameters_are_refused_where_replicas_have_their_own(
+  kind, map_name
+):
   tx = _tx(kind, number=None)
 
   def step(cast, w, g):
@@ -146,7 +148,7 @@ def test_parameters_must_be_the_replicas_own(kind, map_name):
 
 
 @pytest.mark.parametrize("kind", OWN)
-def test_parameters_are_needed_and_those_of_one_replica(kind):
+def test_update_needs_the_parameters_of_one_replica(kind):
   tx, x = _tx(kind), jnp.ones((N, 1, 2))
   state = tx.init({"w": jnp.ones(2)})
   axes = optax_dist.states.state_axes(state)
@@ -296,7 +298,7 @@ def test_arguments_reach_an_inner_transformation_that_uses_them(kind, read):
   np.testing.assert_array_equal(updates, 3.0)
 
 
-def test_arrived_goes_through_to_replicas_within_replicas():
+def test_arrived_reaches_nested_replicas():
   inner = optax_dist.sync_replicas(
     optax.sgd(1.0), "in", replicas_to_aggregate=2, total_num_replicas=2
   )
@@ -331,7 +333,7 @@ def test_centers_can_not_be_nested(outer, inner):
 
 
 @pytest.mark.parametrize("name", _WITH_CENTER)
-def test_a_learning_rate_is_set_for_each_replica(name):
+def test_learning_rate_can_be_set_for_each_replica(name):
   inner = optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)
   tx = every_transform.make(name, inner, 2)
   state = tx.init(jnp.zeros(3))

@@ -46,12 +46,12 @@ def _check_mean(tx, map_name, dtype, ticks=1, sign=1):
 
 @_each_dtype
 @maps.both_kinds
-def test_cross_shard(map_name, dtype):
+def test_cross_shard_rounds_float8_once(map_name, dtype):
   _check_mean(optax_dist.cross_shard(maps.AXIS), map_name, dtype)
 
 
 @_some_cases
-def test_a_sum_is_rounded_once(map_name, dtype):
+def test_float8_sum_is_rounded_once(map_name, dtype):
   tx = optax_dist.cross_shard(maps.AXIS, reduction="sum")
   gradients = _gradients(dtype)[:, 2:]
   result = maps.run(
@@ -63,13 +63,13 @@ def test_a_sum_is_rounded_once(map_name, dtype):
 
 
 @_some_cases
-def test_sharded(map_name, dtype):
+def test_sharded_rounds_float8_once(map_name, dtype):
   tx = optax_dist.sharded(optax.sgd(1.0), maps.AXIS, num_replicas=N)
   _check_mean(tx, map_name, dtype, sign=-1)
 
 
 @pairwise.every_pair(map_name=_SOME_MAPS, dtype=_DTYPES, needed=[N, 2 * N])
-def test_sync_replicas(map_name, dtype, needed):
+def test_sync_replicas_rounds_float8_once(map_name, dtype, needed):
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0),
     maps.AXIS,

@@ -48,7 +48,7 @@ def _make(kind, inner):
 @pairwise.every_pair(
   map_name=MAPS, kind=["sync_replicas", "sharded", "per_replica"]
 )
-def test_a_loss_of_each_replica_is_averaged(map_name, kind):
+def test_losses_of_the_replicas_are_averaged(map_name, kind):
   """Each took another learning rate, which all of them shared."""
   inner = _plateau()
   tx = _make(kind, inner)
@@ -94,7 +94,7 @@ def test_the_loss_of_a_dropped_gradient_does_not_count(map_name):
 
 
 @pytest.mark.parametrize("map_name", MAPS)
-def test_a_line_search_is_that_of_the_mean_loss(map_name):
+def test_line_search_uses_the_mean_loss(map_name):
   """Not of each replica's own: JAX's error, or parameters that drift apart."""
   inner = optax.lbfgs()
   tx = _make("sync_replicas", inner)
@@ -146,7 +146,7 @@ def _scaled_by_argument():
   map_name=["vmap", "shard_map_vma", "plain_jit"],
   kind=["sync_replicas", "sharded", "per_replica"],
 )
-def test_another_argument_must_be_equal(map_name, kind):
+def test_other_arguments_must_be_equal_on_all_replicas(map_name, kind):
   tx = _make(kind, _scaled_by_argument())
   state = tx.init(START)
 
@@ -167,7 +167,7 @@ def test_another_argument_must_be_equal(map_name, kind):
 
 
 @pytest.mark.parametrize("kind", ["sync_replicas", "sharded"])
-def test_what_a_function_returns_must_be_equal(kind):
+def test_return_value_of_a_function_must_be_equal_on_all_replicas(kind):
   tx = _make(kind, _scaled_by_argument())
   state = tx.init(START)
 
@@ -182,7 +182,7 @@ def test_what_a_function_returns_must_be_equal(kind):
 @pytest.mark.parametrize(
   "name", ["elastic_average", "local_updates", "streaming_updates"]
 )
-def test_a_replica_of_its_own_searches_with_its_own_loss(name):
+def test_line_search_of_a_local_optimizer_uses_the_local_loss(name):
   inner = optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(5))
   tx = every_transform.make(name, inner, N)
   state = tx.init(START)

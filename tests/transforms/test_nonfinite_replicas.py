@@ -56,7 +56,7 @@ def _train(map_name, tx, bad, steps=6):
 
 @every_kind
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_the_others_and_the_center_go_on(kind, bad):
+def test_other_replicas_and_the_center_stay_finite(kind, bad):
   params, state = _train("vmap", _make(kind), bad)
   others = np.arange(N) != BAD
   for x in jax.tree.leaves(params):
@@ -88,7 +88,7 @@ def test_the_center_is_the_same_in_every_map(map_name, kind):
     np.testing.assert_allclose(x, y, rtol=1e-6)
 
 
-def test_the_mean_is_over_those_that_are_finite():
+def test_mean_is_over_finite_replicas():
   tx = optax_dist.local_sgd(
     optax.sgd(1.0), maps.AXIS, num_replicas=N, communication_period=1
   )

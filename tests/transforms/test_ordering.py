@@ -45,7 +45,7 @@ def _clip(x, bound):
 
 
 @some_maps
-def test_clip(map_name):
+def test_clipping_before_and_after_the_mean_differs(map_name):
   clip = optax.clip_by_global_norm(1.0)
   before = _run(map_name, clip, _aggregate())
   behind = _run(map_name, _aggregate(), clip)
@@ -56,7 +56,7 @@ def test_clip(map_name):
 
 
 @some_maps
-def test_clip_before_needs_the_replicas_own_gradient(map_name):
+def test_clipping_before_the_mean_needs_local_gradients(map_name):
   """Of a gradient that arrives summed, the sum is clipped and then divided."""
   tx = optax.chain(optax.clip_by_global_norm(1.0), _aggregate())
 
@@ -93,7 +93,7 @@ def _count_psums(jaxpr, conds):
 
 @pytest.mark.parametrize("map_name", ["shard_map", "shard_map_vma"])
 @jax.numpy_dtype_promotion("standard")  # optax.MultiSteps is not strict.
-def test_accumulate(map_name):
+def test_accumulation_has_the_same_numbers_in_every_place(map_name):
   """The same numbers; only sync_replicas is silent between two steps."""
   inner = optax.sgd(1.0, momentum=0.9)
   candidates = {
@@ -140,7 +140,7 @@ def test_accumulate(map_name):
 
 
 @jax.numpy_dtype_promotion("standard")  # optax.MultiSteps is not strict.
-def test_accumulate_around_needs_sums_of_each_replica():
+def test_accumulation_around_the_mean_needs_sums_of_each_replica():
   """Types show that the sums differ from replica to replica; JAX refuses P()."""
   tx = optax.MultiSteps(optax.chain(_aggregate(), optax.sgd(1.0)), 2)
   run = maps.stepper(
@@ -191,7 +191,7 @@ def _frozen_step(tx, check_vma):
 
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("name", _FREEZING)
-def test_freeze(name, check_vma):
+def test_frozen_parameters_do_not_change(name, check_vma):
   params = {"head": PARAMS, "body": PARAMS}
   run = _frozen_step(_FREEZING[name], check_vma)
   got = run(GRADIENTS, params)
@@ -204,7 +204,7 @@ def test_freeze(name, check_vma):
     assert "f32[4]{0} all-reduce" not in text
 
 
-def test_freeze_without_aggregation_does_not_look_equal():
+def test_frozen_parameters_without_aggregation_are_not_replicated():
   """The zeros are of the type of each replica's own gradient."""
   run = _frozen_step(_freezing(optax.set_to_zero()), check_vma=True)
   with pytest.raises(ValueError, match="replicated"):
@@ -212,7 +212,7 @@ def test_freeze_without_aggregation_does_not_look_equal():
 
 
 @some_maps
-def test_guard(map_name):
+def test_nonfinite_guard_after_the_mean_skips_the_step(map_name):
   bad = GRADIENTS.copy()
   bad[2, 1] = np.nan
   guarded = optax.apply_if_finite(optax.sgd(1.0), max_consecutive_errors=5)
@@ -230,7 +230,7 @@ def test_guard(map_name):
 
 
 @some_maps
-def test_replace_nan(map_name):
+def test_zero_nans_before_the_mean_keeps_other_replicas(map_name):
   bad = GRADIENTS.copy()
   bad[2, 1] = np.nan
   before = _run(map_name, optax.zero_nans(), _aggregate(), gradients=bad)
@@ -241,7 +241,7 @@ def test_replace_nan(map_name):
 
 @some_maps
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_scale(map_name, reduction):
+def test_scaling_commutes_with_aggregation(map_name, reduction):
   total = getattr(GRADIENTS, reduction)(0)
   aggregate = _aggregate(reduction=reduction)
   for chain in [(optax.scale(0.5), aggregate), (aggregate, optax.scale(0.5))]:
@@ -249,7 +249,7 @@ def test_scale(map_name, reduction):
 
 
 @some_maps
-def test_weight_decay(map_name):
+def test_weight_decay_before_a_sum_counts_once_per_replica(map_name):
   decay = optax.add_decayed_weights(0.1)
   for chain, expected in [
     ((decay, _aggregate()), MEAN + 0.1 * PARAMS),
@@ -261,7 +261,7 @@ def test_weight_decay(map_name):
 
 
 @maps.tracked_map
-def test_weight_decay_before_a_summed_gradient(map_name):
+def test_weight_decay_before_a_summed_gradient_is_divided(map_name):
   tx = optax.chain(optax.add_decayed_weights(0.1), _aggregate())
 
   def step(g, params):
@@ -274,7 +274,7 @@ def test_weight_decay_before_a_summed_gradient(map_name):
 
 @some_maps
 @jax.numpy_dtype_promotion("standard")  # optax.add_noise is not strict.
-def test_noise(map_name):
+def test_noise_is_equal_on_all_replicas(map_name):
   noise = optax.add_noise(eta=1.0, gamma=0.0, key=0)
   before = _run(map_name, noise, _aggregate())
   behind = _run(map_name, _aggregate(), noise)
@@ -284,7 +284,7 @@ def test_noise(map_name):
 
 @some_maps
 @jax.numpy_dtype_promotion("standard")  # optax.scale_by_adam is not strict.
-def test_precondition(map_name):
+def test_preconditioning_before_and_after_the_mean_differs(map_name):
   adam = optax.scale_by_adam(eps=0.0)
   # The first update of Adam is the sign of what it sees.
   gradients = GRADIENTS + np.float32(0.01)

@@ -64,7 +64,7 @@ def _check_run(map_name, tx, num_updates):
 
 @pytest.mark.parametrize("num_updates", [False, True])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_the_place_in_a_chain_does_not_matter(place, num_updates):
+def test_position_in_a_chain_does_not_matter(place, num_updates):
   transforms = [optax_dist.cross_shard(maps.AXIS), _sgd()]
   transforms.insert(place, _ema(num_updates=num_updates))
   _check_run("vmap", optax.chain(*transforms), num_updates)
@@ -116,7 +116,7 @@ _AROUND = {
 
 @pytest.mark.parametrize("name", _AROUND)
 @maps.both_kinds
-def test_inside_other_transforms(map_name, name):
+def test_averages_are_the_same_inside_other_transforms(map_name, name):
   _check_run(map_name, _AROUND[name](), True)
 
 
@@ -170,7 +170,7 @@ def _expected(history, decay=0.5):
   "kind", ["local_updates", "streaming_updates", "elastic_average"]
 )
 @maps.both_kinds
-def test_inner_averages_are_of_what_each_replica_really_had(kind, map_name):
+def test_inner_averages_follow_the_parameters_of_each_replica(kind, map_name):
   """Exchanges with other replicas are no updates of the inner transform."""
   inner = optax.chain(optax_dist.params_ema(0.5), _sgd())
   tx = every_transform.make(kind, inner, N)
@@ -189,7 +189,7 @@ def test_inner_averages_are_of_what_each_replica_really_had(kind, map_name):
 
 
 @maps.both_kinds
-def test_outer_averages_are_of_the_common_start(map_name):
+def test_outer_averages_follow_the_center(map_name):
   tx = optax_dist.local_updates(
     _sgd(),
     optax.chain(optax.sgd(0.7), optax_dist.params_ema(0.5)),
@@ -240,7 +240,7 @@ def test_a_dropped_gradient_moves_no_average():
     np.testing.assert_allclose(got, _expected(history), rtol=1e-5)
 
 
-def test_the_coordinator_keeps_averages_of_what_its_replicas_share():
+def test_coordinator_keeps_averages_of_shared_parameters():
   opt = optax.chain(_ema(num_updates=True), _sgd())
 
   def train(replica):
@@ -263,7 +263,7 @@ def test_the_coordinator_keeps_averages_of_what_its_replicas_share():
 @pytest.mark.parametrize(
   "mask", [{"w": True, "b": False}, lambda p: {"w": True, "b": False}]
 )
-def test_a_mask_says_which(mask):
+def test_mask_selects_the_averaged_parameters(mask):
   ema = optax_dist.params_ema(0.5, mask=mask)
   params = {"w": jnp.zeros(2), "b": {"c": jnp.zeros(1), "d": jnp.zeros(1)}}
   later = jax.tree.map(lambda x: x + 1, params)
@@ -272,7 +272,7 @@ def test_a_mask_says_which(mask):
   chex.assert_trees_all_equal(got, {**later, "w": jnp.full(2, 0.5)})
 
 
-def test_the_dtype_is_wide_enough_or_the_given_one():
+def test_averages_have_a_wide_or_the_given_dtype():
   params = {"h": jnp.ones(1, jnp.bfloat16), "f": jnp.ones(1)}
   dtypes = lambda ema: {
     key: str(x.dtype) for key, x in ema.init(params).averages.items()
@@ -281,7 +281,7 @@ def test_the_dtype_is_wide_enough_or_the_given_one():
   assert dtypes(_ema(dtype="bfloat16")) == {"h": "bfloat16", "f": "bfloat16"}
 
 
-def test_parameters_that_are_not_to_be_averaged_yet_do_no_harm():
+def test_averages_before_the_first_update_ignore_nan():
   """Nothing moves before the first update, whatever the parameters are."""
   state = _ema().init(_START)
   nan = {"w": np.full(3, np.nan, np.float32)}
@@ -296,12 +296,12 @@ def test_parameters_that_are_not_to_be_averaged_yet_do_no_harm():
     ({"dtype": int}, "`dtype` must be a floating-point dtype"),
   ],
 )
-def test_checked_at_construction(kwargs, words):
+def test_arguments_are_checked_at_construction(kwargs, words):
   with pytest.raises(ValueError, match=words):
     optax_dist.params_ema(**{"decay": 0.9, **kwargs})
 
 
-def test_errors_of_init_and_update():
+def test_invalid_arguments_of_init_and_update_are_refused():
   with pytest.raises(ValueError, match="`mask` must be a pytree of booleans"):
     _ema(mask={"x": True}).init(_START)
   state = _ema().init(_START)

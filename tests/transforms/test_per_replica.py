@@ -40,7 +40,7 @@ def _by_one(tx):
 
 @jax.numpy_dtype_promotion("standard")  # As Adam and MultiSteps need.
 @pairwise.every_value(map_name=maps.NAMES, sync=[False, True])
-def test_multi_steps_adds_up_each_replicas_own(map_name, sync):
+def test_multi_steps_accumulates_local_gradients(map_name, sync):
   adam = optax.adam(0.1)
   if sync:
     aggregated = optax_dist.sync_replicas(
@@ -84,7 +84,7 @@ def test_parameters_keep_their_types():
 
 
 @maps.both_kinds
-def test_all_of_a_state_before_the_mean(map_name):
+def test_whole_state_before_the_mean_belongs_to_each_replica(map_name):
   tx = optax.chain(
     optax_dist.per_replica(optax.trace(0.5), maps.AXIS, num_replicas=N),
     optax_dist.cross_shard(maps.AXIS),
@@ -127,7 +127,7 @@ def _own_state(g):
   )
 
 
-def test_specs_of_what_mirrors_a_parameter():
+def test_specs_of_state_shaped_like_a_parameter_follow_it():
   tx = optax_dist.per_replica(
     optax.MultiSteps(optax.adam(0.1), 2), "data", "acc_grads", num_replicas=N
   )
@@ -139,7 +139,7 @@ def test_specs_of_what_mirrors_a_parameter():
   assert specs.mini_step == P()
 
 
-def test_errors():
+def test_invalid_arguments_are_refused():
   sync = optax_dist.sync_replicas(
     optax.sgd(0.1), "data", replicas_to_aggregate=N, total_num_replicas=N
   )

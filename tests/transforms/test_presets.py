@@ -54,13 +54,13 @@ def _arguments(**kwargs):
   return {"communication_period": PERIOD, "num_replicas": N} | kwargs
 
 
-def test_local_sgd():
+def test_local_sgd_follows_its_paper():
   tx = local_sgd(optax.sgd(LR), "i", **_arguments())
   _check(tx, lambda x, mean: mean)
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"outer_momentum": 0.3}])
-def test_diloco(kwargs):
+def test_diloco_follows_its_paper(kwargs):
   tx = diloco(optax.sgd(LR), "i", **_arguments(**kwargs))
   mu, trace = kwargs.get("outer_momentum", 0.9), np.zeros(5)
 
@@ -72,7 +72,7 @@ def test_diloco(kwargs):
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"slow_learning_rate": 0.5}])
-def test_slowmo(kwargs):
+def test_slowmo_follows_its_paper(kwargs):
   """As in the paper, with the buffer in units of gradients."""
   tx = slowmo(optax.sgd(LR), "i", **_arguments(**kwargs))
   alpha, u = kwargs.get("slow_learning_rate", 1.0), np.zeros(5)
@@ -87,7 +87,7 @@ def test_slowmo(kwargs):
 @pytest.mark.parametrize("momentum", [None, 0.4])
 @pytest.mark.parametrize("zeta", [1.0, 0.8])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_bmuf(nesterov, zeta, momentum):
+def test_bmuf_follows_its_paper(nesterov, zeta, momentum):
   """As in the paper: a global model, and where replicas start from."""
   tx = bmuf(
     optax.sgd(LR),

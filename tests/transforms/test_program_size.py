@@ -101,7 +101,7 @@ def _operations(text):
 
 
 @pytest.mark.parametrize("name", [*_SHARED, *_OWN])
-def test_twice_the_leaves_are_twice_the_program(name):
+def test_program_size_is_linear_in_the_leaves(name):
   """XLA for CPUs compiles equal kernels once, so different ones cost."""
   few, many = (_compiled(name, leaves) for leaves in (8, 16))
   assert _operations(many) <= 2.05 * _operations(few)

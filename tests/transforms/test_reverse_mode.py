@@ -22,7 +22,7 @@ ARGUMENTS = {
 @pairwise.every_value(
   map_name=["vmap", "shard_map", "shard_map_vma"], kind=list(ARGUMENTS)
 )
-def test_the_gradient_is_that_of_finite_differences(map_name, kind):
+def test_gradient_matches_finite_differences(map_name, kind):
   tx = every_transform.make(kind, optax.sgd(0.1), N, **ARGUMENTS[kind])
   state = tx.init(jnp.ones(3))
 

@@ -94,7 +94,7 @@ def _check(map_name, tx, inner, reduce=np.mean):
 
 @jax.numpy_dtype_promotion("standard")  # As Adam needs.
 @pairwise.every_value(map_name=maps.NAMES, name=["momentum", "adamw_by_name"])
-def test_sharded_updates_are_those_without_shards(map_name, name):
+def test_sharded_updates_equal_unsharded_updates(map_name, name):
   _check(
     map_name,
     optax_dist.sharded(INNER[name](), maps.AXIS, num_replicas=N),
@@ -106,20 +106,20 @@ def test_sharded_updates_are_those_without_shards(map_name, name):
 @pairwise.every_value(
   map_name=["vmap", "shard_map", "shard_map_vma"], name=list(INNER)
 )
-def test_element_by_element_transforms(map_name, name):
+def test_elementwise_transforms_can_be_sharded(map_name, name):
   tx = optax_dist.sharded(INNER[name](), maps.AXIS, num_replicas=N)
   _check(map_name, tx, INNER[name]())
 
 
 @pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
-def test_the_sum(map_name):
+def test_sharded_sum_equals_the_unsharded_sum(map_name):
   inner = optax.sgd(0.1, momentum=0.9)
   tx = optax_dist.sharded(inner, maps.AXIS, reduction="sum", num_replicas=N)
   _check(map_name, tx, inner, np.sum)
 
 
 @maps.both_kinds
-def test_the_global_norm_of_all_parts(map_name):
+def test_global_norm_covers_all_shards(map_name):
   make = lambda clip: optax.chain(clip, optax.sgd(0.1, momentum=0.9))
   ours = optax_dist.clip_by_global_norm(0.1, maps.AXIS)
   tx = optax_dist.sharded(make(ours), maps.AXIS, num_replicas=N)
@@ -127,7 +127,7 @@ def test_the_global_norm_of_all_parts(map_name):
 
 
 @maps.both_kinds
-def test_a_state_made_inside_is_the_same(map_name):
+def test_state_made_inside_the_map_is_the_same(map_name):
   tx = optax_dist.sharded(optax.trace(0.9), maps.AXIS, num_replicas=N)
 
   def step(gradient):
@@ -146,7 +146,7 @@ def test_a_state_made_inside_is_the_same(map_name):
 
 
 @maps.both_kinds
-def test_leaves_without_elements_and_of_equal_lengths(map_name):
+def test_leaves_are_split_whatever_their_sizes(map_name):
   params = [jnp.ones(s) for s in ((0, 3), (5,), (2, 3), (6,), (3, 0), (1,))]
   tx = optax_dist.sharded(optax.trace(0.9), maps.AXIS, num_replicas=N)
   trace = tx.init(params).inner_state.trace
@@ -180,7 +180,7 @@ def test_leaves_without_elements_and_of_equal_lengths(map_name):
   ],
 )
 @jax.numpy_dtype_promotion("standard")
-def test_a_leaf_without_elements_does_not_matter(inner):
+def test_empty_leaf_does_not_change_other_leaves(inner):
   with_it = {"w": jnp.ones((2, 3)), "empty": jnp.ones((0, 3))}
   without = {"w": with_it["w"]}
   tx = optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
@@ -198,7 +198,7 @@ def test_a_leaf_without_elements_does_not_matter(inner):
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (5, 1), (0, 3)])
-def test_averages_of_leaves_with_fewer_elements_than_replicas(shape):
+def test_leaves_with_fewer_elements_than_replicas_are_averaged(shape):
   inner = optax.chain(optax.sgd(0.5), optax_dist.params_ema(0.5))
   tx = optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
   params, gradient = jnp.ones(shape), jnp.full((N, *shape), 2.0)
@@ -213,7 +213,7 @@ def test_averages_of_leaves_with_fewer_elements_than_replicas(shape):
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_several_axes_together(check_vma):
+def test_state_may_be_sharded_over_several_axes(check_vma):
   names = ("a", "b")
   mesh = jax.make_mesh((2, 2), names, axis_types=(AxisType.Auto,) * 2)
   tx = optax_dist.sharded(optax.trace(0.9), names, num_replicas=N)
@@ -239,7 +239,7 @@ def test_several_axes_together(check_vma):
   np.testing.assert_allclose(trace, rows, rtol=1e-5)
 
 
-def test_an_axis_of_vmap_around_one_of_the_mesh():
+def test_vmap_axis_may_surround_a_mesh_axis():
   tx = optax_dist.sharded(optax.sgd(1.0), ("outer", maps.AXIS))
   params = jnp.zeros(11)
 
@@ -262,7 +262,7 @@ def test_an_axis_of_vmap_around_one_of_the_mesh():
 
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_sharded_updates_with_model_shards_are_those_without(check_vma):
+def test_model_shards_do_not_change_sharded_updates(check_vma):
   """Parameters sharded over a model axis, state over both, the norm too."""
   mesh = jax.make_mesh(
     (2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2
@@ -397,7 +397,7 @@ class TestRefused:
       (optax.add_decayed_weights(0.1, _WEIGHTS_ONLY | {"w": False}), None),
     ],
   )
-  def test_by_name(self, inner, name):
+  def test_unsupported_transform_is_refused_by_name(self, inner, name):
     tx = optax_dist.sharded(optax.chain(inner), maps.AXIS, num_replicas=N)
     if name is None:
       tx.init(PARAMS)
@@ -413,20 +413,20 @@ class TestRefused:
       lambda x: jnp.full_like(x, 2.0) * jnp.max(x),
     ],
   )
-  def test_a_state_that_starts_from_other_elements_of_a_leaf(self, start):
+  def test_state_that_starts_from_other_elements_is_refused(self, start):
     """Each replica would start from those of its own part."""
     tx = optax_dist.sharded(_starting(start), maps.AXIS, num_replicas=N)
     with pytest.raises(ValueError, match="can't be sharded: _starting mixes"):
       tx.init(PARAMS)
 
-  def test_a_constant_like_a_leaf(self):
+  def test_constant_shaped_like_a_leaf_is_refused(self):
     mask = jnp.arange(12.0).reshape(3, 4)
     inner = optax.stateless(lambda u, _: {**u, "w": u["w"] * mask})
     tx = optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
     with pytest.raises((ValueError, TypeError)):
       _check("vmap", tx, inner)
 
-  def test_a_gradient_that_is_summed_already(self):
+  def test_summed_gradient_is_refused(self):
     tx = optax_dist.sharded(optax.sgd(0.1), maps.AXIS, num_replicas=N)
     state = tx.init(jnp.ones(3))
     with pytest.raises(ValueError, match="arrived already summed"):
@@ -438,12 +438,12 @@ class TestRefused:
       )
 
   @pytest.mark.parametrize("check_vma", [False, True])
-  def test_a_gradient_that_is_scattered_already(self, check_vma):
+  def test_scattered_gradient_is_refused(self, check_vma):
     tx = optax_dist.sharded(optax.sgd(0.1), maps.AXIS, num_replicas=N)
     with pytest.raises(ValueError, match=r"updates\['w'\] is one shard"):
       scattered.update(tx, N, check_vma)
 
-  def test_sparse_gradients(self):
+  def test_sparse_gradients_are_refused(self):
     tx = optax_dist.sharded(optax.sgd(0.1), maps.AXIS, num_replicas=1)
     slices = optax_dist.IndexedSlices(jnp.ones((1, 2)), jnp.array([0]), (3, 2))
     state = tx.init(jnp.ones((3, 2)))
@@ -452,7 +452,7 @@ class TestRefused:
         jax.tree.map(lambda x: x[None], slices)
       )
 
-  def test_arguments(self):
+  def test_invalid_arguments_are_refused(self):
     with pytest.raises(ValueError, match="`reduction` must be one of"):
       optax_dist.sharded(optax.sgd(0.1), maps.AXIS, reduction="max")
     with pytest.raises(ValueError, match="number of replicas is not known"):

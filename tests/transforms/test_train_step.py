@@ -146,7 +146,7 @@ def test_parameters_given_to_init_are_not_donated():
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_arguments_of_each_replica(explicit):
+def test_arguments_of_each_replica_are_passed_on(explicit):
   step = _step("sync_replicas", explicit)
   params, state = step.init(_params())
   arrived = optax_dist.PerReplica(jnp.arange(N) < 2)
@@ -168,7 +168,7 @@ def test_further_axes_are_left_to_the_compiler():
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_what_the_loss_returns_besides_is_each_replicas(explicit):
+def test_auxiliary_outputs_are_returned_for_each_replica(explicit):
   tx, _ = CASES["cross_shard"]
 
   def loss(params, batch):
@@ -193,7 +193,7 @@ def _with_a_nan(rows, batch):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_mean_loss_where_a_replica_is_not_finite(name):
+def test_mean_loss_ignores_nonfinite_replicas(name):
   """NaN only if it reached the parameters, or if there is no other replica."""
   _, own = CASES[name]
   step = _step(name)
@@ -252,7 +252,7 @@ def test_a_line_search_needs_common_parameters():
 
 
 @pairwise.every_value(name=list(CASES), explicit=[False, True])
-def test_it_compiles_once_even_for_arrays_that_it_has_to_place(name, explicit):
+def test_train_step_compiles_once_even_for_unplaced_arrays(name, explicit):
   tx, _ = CASES[name]
   compiled = []
 
@@ -298,7 +298,7 @@ def test_parameters_stay_sharded_over_further_axes(name, kind):
   assert jax.tree.map(lambda x: x.sharding.spec, tuple(kept)) == start
 
 
-def test_parameters_without_their_replica_axis():
+def test_parameters_without_their_replica_axis_are_refused():
   step = _step("diloco")
   _, state = step.init(_params())
   message = r"params\['b'\] has shape \(4,\).*|params\['w'\] has shape \(3, 4\)"
@@ -306,7 +306,7 @@ def test_parameters_without_their_replica_axis():
     step(_params(), state, _batches()[0])
 
 
-def test_the_module_of_a_model():
+def test_center_can_be_put_back_into_an_nnx_module():
   nnx = pytest.importorskip("flax.nnx")
   model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
   graph, params = nnx.split(model, nnx.Param)
@@ -328,12 +328,12 @@ def test_the_module_of_a_model():
 
 
 @pytest.mark.parametrize("mesh", [None, maps.mesh(N).abstract_mesh, "data"])
-def test_what_is_no_mesh_of_devices(mesh):
+def test_anything_but_a_concrete_mesh_is_refused(mesh):
   with pytest.raises(ValueError, match="train_step: `mesh` must"):
     optax_dist.train_step(_loss, CASES["cross_shard"][0], mesh, AXIS)
 
 
-def test_another_mesh_of_set_mesh():
+def test_conflicting_mesh_of_set_mesh_is_refused():
   step = _step("cross_shard")
   kept = step.init(_params())
   with jax.set_mesh(maps.mesh(2)):
@@ -345,14 +345,14 @@ def test_another_mesh_of_set_mesh():
     step(*kept, _batches()[0])
 
 
-def test_under_jit_in_it():
+def test_under_jit_inside_train_step_is_refused():
   tx = optax_dist.under_jit(CASES["cross_shard"][0], AXIS, mesh=maps.mesh(N))
   step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
   with pytest.raises(ValueError, match="under_jit: it is in a map over axis"):
     step.init(_params())
 
 
-def test_replicas_that_consist_of_replicas():
+def test_replicas_may_be_nested():
   mesh = jax.make_mesh((2, 2), (AXIS, "ici"), axis_types=(AxisType.Auto,) * 2)
   inner = optax_dist.sync_replicas(INNER, "ici", replicas_to_aggregate=2)
   tx = optax_dist.diloco(inner, AXIS, communication_period=2)
@@ -361,7 +361,7 @@ def test_replicas_that_consist_of_replicas():
     step.init(_params())
 
 
-def test_a_state_that_changes_its_structure():
+def test_state_that_changes_its_structure_is_refused():
   tx = optax.GradientTransformation(
     lambda _: (), lambda updates, state, params=None: (updates, (updates,))
   )
@@ -371,7 +371,7 @@ def test_a_state_that_changes_its_structure():
     step(*step.init(_params()), _batches()[0])
 
 
-def test_errors():
+def test_invalid_arguments_are_refused():
   tx, _ = CASES["cross_shard"]
   with pytest.raises(ValueError, match="no axis 'replicas'; it has"):
     optax_dist.train_step(_loss, tx, maps.mesh(N), "replicas")

@@ -150,7 +150,7 @@ def test_replicas_with_their_own_parameters_share_the_statistics():
 
 @jax.numpy_rank_promotion("allow")
 @jax.numpy_dtype_promotion("standard")
-def test_statistics_of_a_replica_that_is_not_finite_are_left_out():
+def test_statistics_of_a_nonfinite_replica_are_left_out():
   tx = optax_dist.sync_replicas(INNER, AXIS, replicas_to_aggregate=N - 1)
   step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
   bad = BATCHES[0] | {"x": BATCHES[0]["x"].copy()}
@@ -190,7 +190,7 @@ def _linen_loss(variables, batch):
 @jax.numpy_rank_promotion("allow")
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("has_aux", [False, True])
-def test_the_collections_of_a_linen_module(has_aux):
+def test_collections_of_a_linen_module_are_trained(has_aux):
   start = NET.init(jax.random.key(0), BATCHES[0]["x"])
 
   def with_aux(variables, batch):
@@ -227,7 +227,7 @@ def test_the_collections_of_a_linen_module(has_aux):
 
 @jax.numpy_rank_promotion("allow")
 @jax.numpy_dtype_promotion("standard")
-def test_what_is_refused():
+def test_unsuitable_models_are_refused():
   make = lambda loss: optax_dist.train_step(loss, SHARED, maps.mesh(N), AXIS)
   with pytest.raises(
     ValueError, match="kinds BatchStat, RngCount, RngKey, which"

@@ -125,7 +125,7 @@ _COLLECTIVE = re.compile(
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_numbers_states_and_messages_of_shard_map(name):
+def test_under_jit_equals_shard_map(name):
   gradients = optax_dist.states.place(
     _gradients(), maps.mesh(N), P(None, maps.AXIS)
   )
@@ -149,7 +149,7 @@ def test_numbers_states_and_messages_of_shard_map(name):
   assert all(jax.tree.leaves(same))
 
 
-def test_what_belongs_to_a_replica_is_marked():
+def test_state_of_each_replica_is_marked():
   mesh = maps.mesh(N)
   tx = optax_dist.under_jit(_sync(), maps.AXIS, mesh=mesh)
   params = optax_dist.states.place(PARAMS, mesh, P())
@@ -177,7 +177,7 @@ def _of_two():
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_further_axes_are_the_compilers(name):
+def test_further_axes_are_left_to_the_compiler(name):
   """Parameters sharded over a model axis that nothing speaks of."""
   mesh, gradients = _two_axes(), _of_two()
   make = {
@@ -199,7 +199,7 @@ def test_further_axes_are_the_compilers(name):
 
 
 @pytest.mark.parametrize("by_context", [False, True])
-def test_model_shards_by_their_specs(by_context):
+def test_model_shards_follow_their_specs(by_context):
   """The inner transformation sees one shard, and clips by the norm of all."""
   mesh, gradients = _two_axes(), _of_two()
   specs = {"w": P(None, "model"), "b": P()}
@@ -245,7 +245,7 @@ def _in_nnx_boxes(x, names):
 @pytest.mark.parametrize(
   "box", [lambda x, names: x, _in_linen_boxes, _in_nnx_boxes]
 )
-def test_parts_of_model_shards_of_one_array_and_of_boxes(box):
+def test_model_shards_of_one_array_and_of_boxes_are_split(box):
   mesh, gradients = _two_axes(), _of_two()["w"]
   names = (None, "model")
   like = box(PARAMS["w"], names)
@@ -264,7 +264,7 @@ def test_parts_of_model_shards_of_one_array_and_of_boxes(box):
   assert trace.sharding.spec == P("data", None, "model")
 
 
-def test_replicas_of_replicas():
+def test_replicas_may_be_nested():
   mesh = jax.make_mesh((2, 4), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
   inner = optax_dist.sync_replicas(
     optax.sgd(0.5), "ici", replicas_to_aggregate=4
@@ -292,7 +292,7 @@ def test_replicas_of_replicas():
   )
 
 
-def test_errors():
+def test_invalid_arguments_are_refused():
   tx = optax_dist.under_jit(_sync(), maps.AXIS)
   with pytest.raises(
     ValueError, match=r"mesh has no axis 'data'.*jax.set_mesh"
@@ -311,7 +311,7 @@ def test_errors():
 
 
 @jax.numpy_dtype_promotion("standard")  # As MultiSteps needs.
-def test_accumulation_goes_inside():
+def test_multi_steps_around_it_is_refused_and_works_inside():
   under_jit = lambda tx: optax_dist.under_jit(tx, maps.AXIS, mesh=maps.mesh(N))
   state = jax.eval_shape(optax.MultiSteps(under_jit(_sync()), 2).init, PARAMS)
   with pytest.raises(ValueError, match=r"per_replica\(.*under_jit goes around"):
@@ -351,7 +351,7 @@ _FLATTENING = {
 @pairwise.every_value(
   name=list(_FLATTENING), spec=[P("model", None), P(None, "model")]
 )
-def test_parameters_sharded_over_an_explicit_axis(name, spec):
+def test_parameters_may_be_sharded_over_an_explicit_axis(name, spec):
   """The numbers of Auto axes, and one sharding of the state from init on."""
   rng = np.random.default_rng(0)
   params = rng.normal(size=(8, 6)).astype(np.float32)
@@ -376,7 +376,7 @@ def test_parameters_sharded_over_an_explicit_axis(name, spec):
   chex.assert_trees_all_close(*results, rtol=1e-4, atol=1e-6)
 
 
-def test_what_mirrors_a_parameter_is_sharded_over_its_explicit_axes():
+def test_state_of_a_parameter_is_sharded_like_it():
   mesh = jax.make_mesh(
     (2, 2), (maps.AXIS, "model"), axis_types=(AxisType.Explicit,) * 2
   )

@@ -69,7 +69,7 @@ def test_wrappers_work_inside(name, sync):
 
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("name", _FAILING)
-def test_around_cross_shard_jax_refuses_them(name):
+def test_wrappers_around_cross_shard_are_refused_by_jax(name):
   """With the errors that the answers in the docs begin with."""
   tx = _FAILING[name](
     optax.chain(optax_dist.cross_shard(maps.AXIS), optax.sgd(0.1))
@@ -79,7 +79,7 @@ def test_around_cross_shard_jax_refuses_them(name):
     _run(tx)
 
 
-def test_an_unplaced_state_on_an_explicit_mesh():
+def test_unplaced_state_on_an_explicit_mesh_is_refused_with_the_remedy():
   """`shard_map` refuses it; `under_jit`, which calls it, says what to do."""
   mesh = jax.make_mesh((N,), (maps.AXIS,), axis_types=(AxisType.Explicit,))
   tx = optax_dist.under_jit(

@@ -36,28 +36,28 @@ def _check(fun):
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_functions_of_numpy(name):
+def test_numpy_functions_are_elementwise(name):
   """JAX versions differ in the primitives that these are made of."""
   _check(getattr(jnp, name))
 
 
 @pytest.mark.parametrize("name", _DERIVED)
-def test_their_derivatives(name):
+def test_derivatives_of_numpy_functions_are_elementwise(name):
   fun = getattr(jnp, name)
   _check(lambda x: jax.vjp(fun, x)[1](x)[0])
 
 
 @pytest.mark.parametrize("name", _OTHERS)
-def test_other_functions(name):
+def test_other_functions_are_elementwise(name):
   _check(_OTHERS[name])
 
 
-def test_a_sum_mixes_elements():
+def test_sum_is_not_elementwise():
   with pytest.raises(elementwise.NotElementwise, match=r"mixes .*reduce_sum"):
     _check(lambda x: x / jnp.sum(x))
 
 
-def test_the_bytes_of_a_number_are_several():
+def test_bytes_of_a_number_are_not_elementwise():
   with pytest.raises(elementwise.NotElementwise, match="bitcast_convert_type"):
     _check(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8)[..., 0])
 
@@ -70,17 +70,17 @@ def test_the_bytes_of_a_number_are_several():
     lambda x: jnp.where(x.size > 8, x, jnp.float32(jnp.nan)),
   ],
 )
-def test_the_shape_of_a_leaf_must_not_be_used(fun):
+def test_use_of_the_shape_is_not_elementwise(fun):
   with pytest.raises(elementwise.NotElementwise, match="by its shape"):
     _check(fun)
 
 
-def test_the_place_of_an_element_must_not_be_used():
+def test_use_of_the_position_is_not_elementwise():
   with pytest.raises(elementwise.NotElementwise, match="mixes"):
     _check(lambda x: x * jnp.arange(x.size, dtype=x.dtype).reshape(x.shape))
 
 
-def test_leaves_must_not_be_told_apart_by_their_sizes():
+def test_comparing_leaves_by_size_is_not_elementwise():
   def swap_by_size(a, b):
     return sorted([2 * a, 2 * b], key=lambda x: x.size)
 
@@ -98,7 +98,7 @@ def test_leaves_must_not_be_told_apart_by_their_sizes():
     lambda x: jax.jit(lambda x: jnp.full_like(x, 2.0) * x)(x),
   ],
 )
-def test_a_scalar_leaf_may_be_a_part_of_one_element(fun):
+def test_scalar_leaf_may_be_a_shard_of_one_element(fun):
   whole, part = (
     (jax.ShapeDtypeStruct(shape, jnp.float32),) for shape in ((), (1,))
   )

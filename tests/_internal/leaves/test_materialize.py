@@ -23,7 +23,7 @@ def test_a_materialized_scalar_is_computed_once_and_fills_no_array():
   assert "wrapped_broadcast" not in text
 
 
-def test_other_platforms_need_none(monkeypatch):
+def test_other_platforms_do_not_materialize(monkeypatch):
   monkeypatch.setattr(axes, "platform", lambda: "tpu")
   x = jnp.asarray(1.0)
   assert materialize.materialize(x) is x

@@ -32,7 +32,7 @@ from optax_dist._internal.leaves import precision
     ("bool", "float64", "bool"),
   ],
 )
-def test_the_dtype_of_a_sum(like, given, want):
+def test_sums_have_a_wide_dtype(like, given, want):
   with jax.enable_x64(True):
     x = jnp.zeros(2, like)
     assert precision.wide_dtype(x, given) == want

@@ -15,7 +15,7 @@ def _path(tree):
   return path, leaf
 
 
-def test_a_leaf_is_named_by_the_expression_that_gets_it():
+def test_leaf_is_named_by_its_expression():
   path, _ = _path({"layers": [None, ({"w": 1.0},)]})
   assert update_leaves.name_of(path) == "updates['layers'][1][0]['w']"
   assert update_leaves.name_of(()) == "updates"

@@ -97,7 +97,7 @@ def test_the_numbers_of_a_small_run_are_those_of_its_records():
   assert result["replica_seconds", "useful"] == 0
 
 
-def test_a_replica_that_joined_before_the_first_record_is_known_by_its_gradients():
+def test_replica_that_joined_before_the_first_record_is_known_by_its_gradients():
   """As for a journal that begins in mid-run."""
   numbers = run_numbers.RunNumbers()
   numbers.update([{"kind": "lost", "time": 0.5, "replica": 0}])

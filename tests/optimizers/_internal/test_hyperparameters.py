@@ -109,7 +109,7 @@ _MAKERS = {
 
 
 @pytest.mark.parametrize("name", _MAKERS)
-def test_traced_numbers_are_as_plain_ones_for_leaves_of_mixed_dtypes(name):
+def test_traced_numbers_act_like_plain_ones_for_mixed_dtypes(name):
   """As `optax.inject_hyperparams` gives them: float32, whatever the leaf is."""
   make = functools.partial(_MAKERS[name], learning_rate=0.25)
   numbers = make.keywords
@@ -153,7 +153,7 @@ def test_traced_numbers_are_as_plain_ones_for_leaves_of_mixed_dtypes(name):
   ],
   ids=lambda make: f"{make.func.__name__} {make.keywords}",
 )
-def test_a_number_that_is_traced_counts_even_if_it_is_zero(make):
+def test_traced_zero_is_applied(make):
   params, grads = jnp.array([1.0, -1.0]), jnp.array([0.3, 0.2])
   ((name, strength),) = make.keywords.items()
   plain, traced = make(0.1), make(0.1, **{name: jnp.float32(strength)})

@@ -14,7 +14,7 @@ def _sign(grad, param, slots, step):
   return -step.learning_rate * jnp.sign(grad), slots
 
 
-def test_a_rule_with_slots_and_scalars():
+def test_rule_may_have_slots_and_scalars():
   def rule(grad, param, slots, step):
     largest = jnp.maximum(slots["largest"], jnp.abs(grad))
     update = step.scalars["factor"] * param * largest
@@ -44,7 +44,7 @@ def test_a_rule_with_slots_and_scalars():
     optimizer.update(grads, state)
 
 
-def test_repeated_rows_one_by_one_or_added_up():
+def test_repeated_rows_are_applied_in_turn_or_summed():
   slices = IndexedSlices(
     jnp.array([[3.0], [-1.0], [1.0]]), jnp.array([1, 1, 0]), (3, 1)
   )

@@ -8,7 +8,7 @@ from optax_dist import optimizers
 from optax_dist.optimizers.keras import KERAS_NAMES, keras_arguments
 
 
-def test_errors():
+def test_invalid_arguments_are_refused():
   with pytest.raises(ValueError, match="one of SGD, RMSprop, Adagrad, Adam"):
     optimizers.keras("Adadelta2")
   with pytest.raises(ValueError, match=r"among learning_rate.*got rho"):
@@ -18,7 +18,7 @@ def test_errors():
 
 
 @pytest.mark.parametrize("name", KERAS_NAMES)
-def test_arguments(name):
+def test_arguments_have_their_names_in_keras(name):
   known = keras_arguments(name)
   assert known[0] == "learning_rate"
   assert "frozen" not in known

@@ -127,7 +127,7 @@ _CASES = {
 
 
 @pairwise.every_value(frozen=[False, True], case=list(_CASES))
-def test_it_is_its_formula(case, frozen):
+def test_rule_follows_its_formula(case, frozen):
   """With decay; where iterations are frozen, only a schedule goes on."""
   rate = "schedule" if frozen else "number"
   name, arguments, rule, start, sparse = _CASES[case]
@@ -169,7 +169,7 @@ def test_rmsprop_with_momentum_is_lazy_without_it_decays():
 
 
 @pytest.mark.parametrize("epsilon", [0, 0.0, None])
-def test_no_epsilon_means_the_default(epsilon):
+def test_omitted_epsilon_is_the_default(epsilon):
   optimizer = optimizers.keras(
     "Adagrad",
     learning_rate=1.0,

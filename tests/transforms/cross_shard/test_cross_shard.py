@@ -106,7 +106,9 @@ def _loss(params, x):
   reduction=["mean", "sum"],
   local={"plain": False, "local_params": True},
 )
-def test_gradient_of_replicated_parameters(map_name, reduction, local):
+def test_gradient_of_replicated_parameters_is_reduced_once(
+  map_name, reduction, local
+):
   """Trap 1: under check_vma the plain gradient is summed before it arrives."""
   rng = np.random.default_rng(1)
   params = {
@@ -128,7 +130,7 @@ def test_gradient_of_replicated_parameters(map_name, reduction, local):
   )
 
 
-def test_the_silent_factor_is_real_and_mended():
+def test_plain_pmean_of_a_summed_gradient_is_too_large():
   """A plain pmean is N times too large here, so the test above can fail."""
   x = np.arange(1, 1 + N, dtype=np.float32).reshape(N, 1)
   values = {}
@@ -235,7 +237,7 @@ def test_sparse_updates_give_the_same_as_dense_ones(
 
 
 @maps.tracked_map
-def test_a_loss_that_is_a_mean_already(map_name):
+def test_gradient_of_a_mean_loss_is_not_reduced_again(map_name):
   x = np.arange(N, dtype=np.float32)
 
   def step(w, x):
@@ -308,7 +310,7 @@ def _partitions(draw):
 @hypothesis.given(
   tree=_trees, groups=_partitions(), reduction=st.sampled_from(["mean", "sum"])
 )
-def test_random_trees_and_groups(map_name, tree, groups, reduction):
+def test_random_trees_and_groups_are_reduced(map_name, tree, groups, reduction):
   rng = np.random.default_rng(0)
   tree = jax.tree.map(
     lambda leaf: rng.integers(-8, 8, (N, *leaf[0])).astype(leaf[1]),

@@ -49,7 +49,7 @@ def test_a_summed_gradient_can_not_be_grouped(map_name):
 
 
 @maps.tracked_map
-def test_an_invariant_update_of_varying_parameters_is_not_guessed(map_name):
+def test_ambiguous_invariant_update_is_refused(map_name):
   tx = optax_dist.cross_shard(maps.AXIS)
   step = lambda w, g: _update(tx, {"w": g}, {"w": w})
   w = np.ones((N, 2), np.float32)
@@ -61,14 +61,14 @@ def test_an_invariant_update_of_varying_parameters_is_not_guessed(map_name):
 @pytest.mark.parametrize(
   "reduction", ["none", "max", None, "weighted_sum_over_batch_size"]
 )
-def test_unknown_reduction(reduction):
+def test_unknown_reduction_is_refused(reduction):
   with pytest.raises(
     ValueError, match=r"`reduction` must be one of 'mean', 'sum'"
   ):
     optax_dist.cross_shard("data", reduction=reduction)
 
 
-def test_unknown_policy():
+def test_unknown_policy_is_refused():
   with pytest.raises(
     ValueError, match=r"'summed', 'reduced', 'error', got 'x'"
   ):
@@ -78,7 +78,7 @@ def test_unknown_policy():
 @pytest.mark.parametrize(
   "axis_name", [None, (), [], ("a", None), ("a", "a"), [["a"]]]
 )
-def test_bad_axis_names(axis_name):
+def test_invalid_axis_names_are_refused(axis_name):
   with pytest.raises(ValueError, match="`axis_name` must"):
     optax_dist.cross_shard(axis_name)
 
@@ -114,7 +114,7 @@ def test_integers_are_refused_by_name(map_name, dtype):
 
 
 @maps.both_kinds
-def test_an_unbound_axis_lists_those_that_are_bound(map_name):
+def test_error_of_an_unbound_axis_lists_bound_axes(map_name):
   tx = optax_dist.cross_shard(["batch", maps.AXIS])
   message = _raised_while_tracing(
     map_name,

@@ -142,7 +142,7 @@ def test_a_replicated_gradient_with_the_spec_of_a_shard_is_refused():
 
 
 @every_check
-def test_shards_over_one_axis_and_copies_over_another(check_vma):
+def test_shards_over_one_axis_are_averaged_over_another(check_vma):
   """Hybrid sharding: summed and scattered in a row, summed here over rows."""
   mesh = jax.make_mesh((2, N), ("row", AXIS), axis_types=(AxisType.Auto,) * 2)
   specs = {"w": P((AXIS, "model"), None), "b": P()}
@@ -182,14 +182,14 @@ def test_specs_of_another_structure_are_refused():
     _run(tx, check_vma=False)
 
 
-def test_groups_can_not_be_taken_of_shards():
+def test_groups_of_shards_are_refused():
   with pytest.raises(ValueError, match="can't be combined"):
     optax_dist.cross_shard(
       AXIS, param_specs=SPECS, axis_index_groups=[[0, 1], [2, 3]]
     )
 
 
-def test_sparse_updates_have_no_shards():
+def test_sparse_updates_of_shards_are_refused():
   tx = optax_dist.cross_shard(AXIS, param_specs=P(AXIS))
   slices = lambda g: optax_dist.IndexedSlices(
     g["b"][None], jnp.zeros(1, jnp.int32), (4, 2)

@@ -69,7 +69,7 @@ def _gradient(how, params, x):
 
 @maps.every_map
 @pytest.mark.parametrize("how", ["own", "summed", "jitted", "scanned"])
-def test_the_same_numbers_in_every_map(map_name, how):
+def test_numbers_are_the_same_in_every_map(map_name, how):
   def step(x, params):
     gradient = _gradient(how, params, x)
     return {
@@ -91,7 +91,9 @@ def test_the_same_numbers_in_every_map(map_name, how):
 @maps.both_kinds
 @pytest.mark.parametrize("accumulates", [False, True])
 @jax.numpy_dtype_promotion("standard")  # optax.MultiSteps is not strict.
-def test_inside_of_sync_replicas(map_name, accumulates):
+def test_reduction_inside_of_sync_replicas_is_not_repeated(
+  map_name, accumulates
+):
   """MultiSteps looks at the mean in a branch, where its origin does not show."""
   inner = optax.chain(_mean(), optax.sgd(1.0))
   if accumulates:
@@ -112,7 +114,7 @@ def test_inside_of_sync_replicas(map_name, accumulates):
 
 @maps.tracked_map
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_step_after_another_in_one_program(map_name, steps):
+def test_second_step_in_one_program_is_reduced(map_name, steps):
   """A gradient at parameters that were updated by a mean is summed again."""
   tx = optax.chain(_mean(), optax.add_decayed_weights(0.1), optax.sgd(0.1))
 
@@ -133,7 +135,7 @@ def test_a_step_after_another_in_one_program(map_name, steps):
 
 
 @maps.tracked_map
-def test_a_branch_sees_what_it_closes_over(map_name):
+def test_reduction_before_a_branch_is_seen_inside_it(map_name):
   tx = _mean()
 
   def step(x, params):
@@ -152,7 +154,9 @@ def test_a_branch_sees_what_it_closes_over(map_name):
 @pytest.mark.parametrize(
   ("policy", "factor"), [("summed", 1 / N), ("reduced", 1)]
 )
-def test_the_origin_of_an_argument_must_be_given(map_name, policy, factor):
+def test_policy_decides_about_updates_of_unknown_origin(
+  map_name, policy, factor
+):
   tx = _mean(invariant_updates=policy)
   step = lambda mean: tx.update(mean, optax.EmptyState())[0]
   got = maps.run(map_name, step, maps.Replicated(MEAN), size=N)
@@ -171,7 +175,7 @@ def test_updates_that_do_not_vary_can_be_refused(map_name, chain):
     maps.run(map_name, step, X, maps.Replicated(PARAMS), size=N)
 
 
-def test_one_of_two_axes_reduced_before():
+def test_only_the_second_of_two_axes_is_reduced():
   """Over the other axis each replica still has its own."""
   mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
   grads = np.arange(4.0, dtype=np.float32).reshape(2, 2) ** 2
@@ -191,7 +195,7 @@ def test_one_of_two_axes_reduced_before():
       np.testing.assert_allclose(jax.jit(run)(grads), expected)
 
 
-def test_a_group_of_equal_values():
+def test_groups_of_equal_values_keep_them():
   groups = optax_dist.cross_shard(maps.AXIS, axis_index_groups=[[0, 1], [2, 3]])
   tx = optax.chain(_mean(), groups)
   step = lambda x: tx.update(x, tx.init(x))[0]
@@ -201,7 +205,7 @@ def test_a_group_of_equal_values():
 
 
 @maps.tracked_map
-def test_sparse_updates(map_name):
+def test_reduced_sparse_updates_are_not_reduced_again(map_name):
   tx = optax.chain(_mean(), _mean())
   rows = np.arange(N, dtype=np.int32)[:, None]
   values = X[:, :1]
@@ -219,7 +223,7 @@ def _axis_of_one():
   return jax.make_mesh((1,), (maps.AXIS,), axis_types=(AxisType.Auto,))
 
 
-def test_a_single_replica():
+def test_reduction_over_one_replica_changes_nothing():
   tx = optax.chain(_sum(), _mean())
   run = jax.shard_map(
     lambda x: tx.update(x[0], tx.init(x))[0],

@@ -31,14 +31,14 @@ REDUCTIONS = {"weighted_mean": "mean", "weighted_sum": "sum"}
 @pytest.mark.skipif(
   scenario_recordings.PATH != scenario_recordings.BUNDLED, reason="another file"
 )
-def test_how_many_recordings_are_replayed():
+def test_number_of_replayed_recordings_is_as_expected():
   assert len(RUNS) == 6
   assert len(CHECKS) == 57
   assert {e["op"] for e in CHECKS} >= NOT_REPLAYED.keys()
 
 
 @pairwise.every_value(map_name=maps.NAMES, id=sorted(RUNS))
-def test_trajectories(id, map_name):
+def test_recorded_trajectories_are_reproduced(id, map_name):
   config = RUNS[id]["config"]
   size = config["num_shards"]
   shard = optax_dist.cross_shard(
@@ -129,7 +129,7 @@ def _gradient(size, reduction="mean", groups=None, dtype=np.float32):
 @pytest.mark.parametrize(
   "event", [e for e in CHECKS if _replayed(e["op"])], ids=lambda e: e["op"]
 )
-def test_single_checks(event):
+def test_recorded_checks_are_reproduced(event):
   op, expect = event["op"], event["expect"]
   if op.startswith("ctor reduction="):
     name = op.removeprefix("ctor reduction=").strip('"')

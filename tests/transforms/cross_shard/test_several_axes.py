@@ -78,7 +78,7 @@ def test_several_axes_are_reduced_together(map_name, reduction):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_an_update_that_is_summed_over_one_axis_of_two(reduction):
+def test_update_summed_over_one_of_two_axes_is_reduced_over_both(reduction):
   """The parameter is replicated over data and sharded over model."""
   mesh = jax.make_mesh(
     (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2

@@ -47,7 +47,7 @@ def _train(map_name, tx, params, gradients):
 
 
 @maps.both_kinds
-def test_a_method_that_leaves_nothing_out_changes_nothing(map_name):
+def test_lossless_compression_changes_nothing(map_name):
   params = stack({"a": normal(0, 6, 5), "b": normal(1, 7), "c": normal(2, 2)})
   gradients = [
     {"a": normal(i, N, 6, 5), "b": normal(i + 9, N, 7), "c": None}
@@ -68,7 +68,7 @@ def test_a_method_that_leaves_nothing_out_changes_nothing(map_name):
 
 
 @pairwise.every_value(name=list(METHODS), map_name=["vmap", "shard_map_vma"])
-def test_the_center_gets_what_the_replicas_give_up(name, map_name):
+def test_compressed_pulls_keep_the_sum_of_replicas_and_center(name, map_name):
   """So their sum stays, and they meet at the mean of where all of them started."""
   params = {"a": normal(0, N, 8, 5), "b": normal(1, N, 7)}
   still = jax.tree.map(np.zeros_like, params)
@@ -86,7 +86,7 @@ def test_the_center_gets_what_the_replicas_give_up(name, map_name):
 
 
 @maps.both_kinds
-def test_only_what_is_sent_of_a_pull_moves_a_replica(map_name):
+def test_replica_moves_by_the_sent_part_of_its_pull(map_name):
   params = normal(0, N, 40)
   tx = _tx(compression.top_k(0.2), communication_period=1)
   (now, center), *_ = _train(map_name, tx, params, [np.zeros_like(params)])
@@ -97,7 +97,7 @@ def test_only_what_is_sent_of_a_pull_moves_a_replica(map_name):
 
 
 @maps.both_kinds
-def test_a_replica_that_is_not_finite_moves_nothing(map_name):
+def test_nonfinite_replica_moves_nothing(map_name):
   params = normal(0, N, 8, 5)
   params[2, 3] = np.nan
   tx = _tx(METHODS["quantize"], communication_period=1)
@@ -117,11 +117,11 @@ def test_a_replica_that_is_not_finite_moves_nothing(map_name):
     compression.quantize(8, error_feedback=None),
   ],
 )
-def test_methods_that_do_not_tell_what_each_replica_sent_are_refused(method):
+def test_methods_without_per_replica_messages_are_refused(method):
   with pytest.raises(ValueError, match=f"got {method.name} with"):
     _tx(method)
 
 
-def test_what_is_no_method_is_refused():
+def test_anything_but_a_method_is_refused():
   with pytest.raises(TypeError, match=r"must be a method .* got 3"):
     _tx(3)

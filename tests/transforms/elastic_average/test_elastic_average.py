@@ -91,7 +91,7 @@ def _loop(map_name, tx, state, params, all_gradients, size=N):
 @pairwise.every_value(
   map_name=maps.NAMES, exchange=["after_step", "same_point"]
 )
-def test_training_in_and_out_of_the_map(map_name, exchange):
+def test_numbers_are_the_same_in_and_out_of_the_map(map_name, exchange):
   tx = elastic_average(
     optax.sgd(LR),
     maps.AXIS,
@@ -153,7 +153,7 @@ def test_the_center_starts_from_the_first_replica(map_name):
 
 @pytest.mark.parametrize("map_name", ["vmap", "pmap", "shard_map_vma"])
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
-def test_without_forces_it_is_the_inner_optimizer(map_name):
+def test_without_forces_replicas_follow_the_inner_optimizer(map_name):
   """In a chain, each replica by itself, whatever the inner state is."""
   inner = optax.chain(optax.adam(LR), optax.add_decayed_weights(1e-2))
   make = lambda tx: optax.chain(optax.clip_by_global_norm(1.0), tx)
@@ -187,7 +187,7 @@ def test_without_forces_it_is_the_inner_optimizer(map_name):
   assert int(optax.tree.get(state, "global_step")) == 2
 
 
-def test_two_axes_of_replicas():
+def test_replicas_may_span_two_axes():
   mesh = jax.make_mesh(
     (4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
@@ -257,7 +257,7 @@ def _all_reduces(text):
 
 
 @pytest.mark.parametrize("exchange", ["after_step", "same_point"])
-def test_one_collective_in_a_period_and_none_in_between(exchange):
+def test_each_period_has_one_collective(exchange):
   text = _compiled_text(period=10, exchange=exchange)
   (computation,) = _all_reduces(text)
   assert computation != "ENTRY "

@@ -17,12 +17,12 @@ N = 4
     ("learning_rate", 0.0, "positive, got 0.0"),
   ],
 )
-def test_bad_arguments(name, value, what):
+def test_invalid_arguments_are_refused(name, value, what):
   with pytest.raises(ValueError, match=f"`{name}` must be .*{what}"):
     elastic_average(optax.sgd(0.1), "i", **{name: value})
 
 
-def test_an_unknown_learning_rate():
+def test_unknown_learning_rate_is_refused():
   with pytest.raises(ValueError, match="give `learning_rate`, or `rho`"):
     elastic_average(optax.adam(0.1), "i", num_replicas=2)
   elastic_average(optax.adam(0.1), "i", num_replicas=2, rho=0.0)

@@ -41,7 +41,7 @@ def _tx(inner=None, **kwargs):
 
 
 @pytest.mark.parametrize("id", elastic_recordings.STEPS)
-def test_recorded_steps(id):
+def test_recorded_steps_are_reproduced(id):
   replay = elastic_recordings.Replay(id)
   tx = _tx(
     optax.sgd(replay.lr),
@@ -99,7 +99,7 @@ def _expect(id, op):
   return event["expect"]
 
 
-def test_defaults():
+def test_recorded_defaults_are_reproduced():
   """EA-10: moving_rate and rho, and what TensorFlow divides by zero in."""
   for event in elastic_recordings.OF_FACTS["EA-10"]["events"][:2]:
     workers, lr = event["num_worker"], event["lr"]
@@ -157,7 +157,7 @@ def test_each_parameter_meets_its_own_center(names):
   assert params["a"] == start["a"]
 
 
-def test_a_parameter_without_a_gradient_takes_no_part():
+def test_parameter_without_a_gradient_is_left_alone():
   """EA-13."""
   config = elastic_recordings.OF_FACTS["EA-13"]["config"]
   tx = _tx(
@@ -181,7 +181,7 @@ def test_a_parameter_without_a_gradient_takes_no_part():
   }
 
 
-def test_what_is_saved_is_the_center():
+def test_center_is_saved():
   """EA-14: and the replicas' parameters come back too, unlike TensorFlow's."""
   config = elastic_recordings.OF_FACTS["EA-14"]["config"]
   tx = _tx(
@@ -201,7 +201,7 @@ def test_what_is_saved_is_the_center():
   assert center_params(state) == [saved["x"], saved["y"]] == expect["global"]
 
 
-def test_replicas_that_start_apart():
+def test_replicas_that_start_apart_are_reset_to_the_center():
   """EA-15: until they are reset."""
   tx = _tx(rho=0.0)
   state = tx.init(jnp.float32(1.0))
@@ -245,7 +245,7 @@ def test_a_restarted_worker_does_not_wait():
 
 
 @pytest.mark.parametrize("op", elastic_recordings.EVENTS_OF_EA_17)
-def test_a_state_without_a_center(op):
+def test_state_without_a_center_is_refused(op):
   """EA-17: named, where TensorFlow names its collections."""
   error = _expect("EA-17", op)["error"]
   state = optax.sgd(1.0).init(jnp.zeros(2))
@@ -257,7 +257,7 @@ def test_a_state_without_a_center(op):
     ask()
 
 
-def test_an_embedding():
+def test_embedding_gradients_become_dense():
   """EA-19: the gradient of a gather becomes dense with the pull."""
   config = elastic_recordings.OF_FACTS["EA-19"]["config"]
   tx = _tx(optax.sgd(config["lr"]), rho=config["rho"])

@@ -91,7 +91,7 @@ def _terms(p, eta, h, beta):
     (8, 0.5, 0.6, 1.2, 0.3),
   ],
 )
-def test_stationary_variances(p, eta, h, beta, sigma):
+def test_stationary_variances_match_theory(p, eta, h, beta, sigma):
   alpha, a, c2 = _terms(p, eta, h, beta)
   center, spread = _stationary(p, eta, h, beta, sigma, 1, 100, 300)
   expected = beta * eta * sigma**2 / (p * h)
@@ -105,7 +105,7 @@ def test_stationary_variances(p, eta, h, beta, sigma):
   ("p", "tau", "value"),
   [(4, 4, 0.0107772), (8, 10, 0.00562)],
 )
-def test_stationary_variance_at_any_period(p, tau, value):
+def test_stationary_variance_matches_theory_at_any_period(p, tau, value):
   eta, h, beta, sigma = 0.1, 1.0, 0.9, 1.0
   alpha = beta / p
   r = 1 - eta * h
@@ -131,7 +131,7 @@ def _is_stable_in_theory(p, eta, h, beta):
 
 
 @pytest.mark.parametrize("side", [0.97, 1.03])
-def test_the_border_of_stability(side):
+def test_stability_border_matches_theory(side):
   """Where 4 - 2a + c2 changes its sign, in beta and in eta."""
   p, eta, h = 4, 0.1, 2.0
   beta = side * (4 - 2 * eta * h) / (2 * (1 + 1 / p) - eta * h)
@@ -151,12 +151,12 @@ def test_the_border_of_stability(side):
     (4, 1.0, 4.0, 4.0, False),  # nor here a > c2, though 4 - 2a + c2 > 0.
   ],
 )
-def test_the_other_conditions_of_stability(p, eta, h, beta, stable):
+def test_other_stability_conditions_match_theory(p, eta, h, beta, stable):
   assert _is_stable_in_theory(p, eta, h, beta) == stable
   assert _is_stable(p, eta, h, beta) == stable
 
 
-def test_without_a_force_the_center_stays():
+def test_center_stays_without_a_force():
   """The condition beta > 0 does not hold."""
   size = _run(_transform(4, 1), 4, 0.1, 0.0, 0.5, 0.0, 400, 1, 1.0, 1)[2]
   np.testing.assert_allclose(size[-1], 1.0, atol=1e-6)  # Of the center alone.

@@ -62,7 +62,7 @@ def _alone(tx, params, grads):
 
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("id", _IDS)
-def test_local_and_shared_parameters(id):
+def test_local_and_shared_parameters_are_as_recorded(id):
   period, inner, params, grads = _config(id)
   tx = optax_dist.local_updates(
     inner(), inner(), "i", communication_period=period, num_replicas=1
@@ -77,7 +77,7 @@ def test_local_and_shared_parameters(id):
 
 
 @pytest.mark.parametrize("id", _IDS)
-def test_the_accumulated_gradient_and_its_step(id):
+def test_accumulated_gradient_and_its_step_are_as_recorded(id):
   period, inner, params, grads = _config(id)
   tx = optax_dist.sync_replicas(
     inner(), "i", replicas_to_aggregate=period, total_num_replicas=1

@@ -72,7 +72,7 @@ def _inner(mu=0.5):
 
 
 @pytest.mark.parametrize("map_name", maps.NAMES)
-def test_training_in_and_out_of_the_map(map_name):
+def test_numbers_are_the_same_in_and_out_of_the_map(map_name):
   # Rounds of 1, 1, 2 and 3 steps.
   period = lambda step: jnp.where(step < 2, 0, jnp.where(step < 4, 2, 3))
   tx = local_updates(
@@ -109,7 +109,7 @@ def test_training_in_and_out_of_the_map(map_name):
 
 
 @maps.both_kinds
-def test_replicas_that_start_apart_join(map_name):
+def test_replicas_that_start_apart_meet_after_a_round(map_name):
   tx = local_updates(
     optax.sgd(LR), optax.sgd(1.0), maps.AXIS, communication_period=2
   )
@@ -134,7 +134,7 @@ def test_replicas_that_start_apart_join(map_name):
 
 @pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
-def test_any_inner_and_outer_optimizer(map_name):
+def test_any_inner_and_outer_optimizer_works(map_name):
   """With replicas that are equal, a round is one step of a lone replica."""
   inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LR))
   outer = optax.adam(0.3)
@@ -177,7 +177,7 @@ def test_any_inner_and_outer_optimizer(map_name):
 @hypothesis.given(
   seed=st.integers(0, 999), spread=st.sampled_from([1e-3, 1e-1, 1.0, 1e3])
 )
-def test_how_equal_replicas_are_after_a_round(seed, spread):
+def test_replicas_are_equal_after_a_round_as_documented(seed, spread):
   """The center to the bit; parameters to a rounding of what they come from."""
   before, gradients = normal(seed, N, 64), spread * normal(seed + 1, N, 64)
   init, run = _one_round()
@@ -234,7 +234,7 @@ def test_the_center_is_equal_on_all_devices(map_name):
 # --- Communication and rounds ------------------------------------------------
 
 
-def test_one_collective_in_a_round_and_none_in_between():
+def test_each_round_has_one_collective():
   where = maps.mesh(N)
   tx = local_updates(
     optax.sgd(LR, momentum=0.9),
@@ -276,7 +276,7 @@ def test_one_collective_in_a_round_and_none_in_between():
   run(state, params)
 
 
-def test_sparse_gradients_and_half_precision():
+def test_sparse_gradients_and_half_precision_work():
   """What the inner optimizer makes of a sparse gradient may be sparse too."""
   tx = local_updates(
     optax.stateless(lambda updates, params: updates),
@@ -314,7 +314,7 @@ def test_sparse_gradients_and_half_precision():
     ({"num_replicas": 0}, "`num_replicas` must be a positive integer, got 0"),
   ],
 )
-def test_bad_arguments(arguments, what):
+def test_invalid_arguments_are_refused(arguments, what):
   with pytest.raises(ValueError, match=what):
     local_updates(
       optax.sgd(1.0),

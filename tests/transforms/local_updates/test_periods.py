@@ -37,7 +37,7 @@ def test_a_schedule_makes_rounds_longer_in_one_program():
   assert ends.tolist() == [1, 2, 3, 7, 11]
 
 
-def test_a_transformation_with_another_period_takes_the_state_over():
+def test_transform_with_another_period_continues_from_the_state():
   """Its period counts from the next round on."""
   tx, rounds = _tx(3), []
   state = tx.init(jnp.zeros(()))
@@ -49,7 +49,7 @@ def test_a_transformation_with_another_period_takes_the_state_over():
   assert rounds == [0, 0, 1, 1, 1, 2, 2, 3, 3, 4]
 
 
-def test_a_period_of_1_ends_the_round_that_it_takes_over():
+def test_period_of_1_ends_an_open_round():
   state, rounds = _tx(3).init(jnp.zeros(())), []
   for period in (3, 1, 1, 3):
     state = _step(_tx(period), state)

@@ -64,7 +64,7 @@ class Oracle:
 
 
 @pairwise.every_value(map_name=maps.NAMES, delay=[0, 3])
-def test_training_in_and_out_of_the_map(map_name, delay):
+def test_numbers_are_the_same_in_and_out_of_the_map(map_name, delay):
   mix = 0.5 if delay else 0.0
   tx = streaming_updates(
     optax.sgd(LR),
@@ -101,7 +101,7 @@ def test_training_in_and_out_of_the_map(map_name, delay):
 
 
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
-def test_one_fragment_at_once_is_local_updates():
+def test_one_fragment_equals_local_updates():
   arguments = {"communication_period": 3, "num_replicas": N}
   make = functools.partial(
     lambda fun, **kwargs: fun(
@@ -125,7 +125,7 @@ def test_one_fragment_at_once_is_local_updates():
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-def test_one_collective_per_fragment_and_none_in_between(delay):
+def test_each_fragment_has_one_collective(delay):
   tx = streaming_updates(
     optax.sgd(LR),
     optax.sgd(1.0),
@@ -197,7 +197,7 @@ def test_dtypes_are_kept():
     ({"communication_period": 0}, "`communication_period` must be a positive"),
   ],
 )
-def test_bad_arguments(arguments, what):
+def test_invalid_arguments_are_refused(arguments, what):
   valid = {"communication_period": 4, "fragments": 2}
   with pytest.raises(ValueError, match=what):
     streaming_updates(optax.sgd(1.0), optax.sgd(1.0), "i", **valid | arguments)
@@ -211,7 +211,7 @@ def test_bad_arguments(arguments, what):
     (lambda params: [0, 1], "the fragment of each of 3 parameters"),
   ],
 )
-def test_bad_fragments(fragments, what):
+def test_invalid_fragments_are_refused(fragments, what):
   tx = streaming_updates(
     optax.sgd(1.0),
     optax.sgd(1.0),
@@ -224,7 +224,7 @@ def test_bad_fragments(fragments, what):
     tx.init(_start())
 
 
-def test_a_state_of_other_fragments_or_of_none():
+def test_state_of_other_fragments_is_refused():
   make = lambda fragments: streaming_updates(
     optax.sgd(1.0),
     optax.sgd(1.0),

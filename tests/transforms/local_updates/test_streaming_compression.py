@@ -112,7 +112,7 @@ def test_each_fragment_is_sent_by_the_method(name, map_name):
 
 @maps.both_kinds
 @pytest.mark.parametrize("delay", [0, 2])
-def test_what_was_left_out_arrives_once(delay, map_name):
+def test_residual_arrives_once(delay, map_name):
   """Also where replicas keep a part of it in their own parameters."""
   start = normal(0, 40)
   tx = optax_dist.streaming_updates(
@@ -139,7 +139,7 @@ def test_what_was_left_out_arrives_once(delay, map_name):
     assert np.sum(there) == min(8 * rounds, 40)
 
 
-def test_error_feedback_is_each_replicas_own():
+def test_error_feedback_belongs_to_each_replica():
   """state_specs and state_axes carry it with the replicas."""
   method = METHODS["power_sgd"]
   state = _tx(method).init(_start())

@@ -45,7 +45,7 @@ def _run(tx, curvatures, optima, rounds, period, start=0.0, rate=1.0):
 @pytest.mark.parametrize(
   ("period", "value"), [(1, 0.75), (10, 0.5987), (100, 0.5)]
 )
-def test_fixed_points_where_curvatures_differ(period, value):
+def test_fixed_points_match_theory_if_curvatures_differ(period, value):
   """Long rounds forget the curvatures: the mean of optima, not of losses."""
   h, b = jnp.array([1.0, 3.0]), jnp.array([0.0, 1.0])
   weights = 1 - (1 - ETA * np.asarray(h)) ** period
@@ -64,7 +64,7 @@ def _local_sgd(period):
 
 
 @pytest.mark.parametrize("period", [1, 7])
-def test_with_equal_curvatures_the_mean_is_that_of_synchronous_sgd(period):
+def test_mean_follows_synchronous_sgd_if_curvatures_are_equal(period):
   h, b = jnp.array([0.8, 0.8]), jnp.array([-1.0, 3.0])
   _, means = _run(_local_sgd(period), h, b, 5, period, 4.0)
   x, expected = 4.0, []
@@ -76,7 +76,7 @@ def test_with_equal_curvatures_the_mean_is_that_of_synchronous_sgd(period):
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize(("h", "period"), [(1.0, 1), (3.0, 5)])
-def test_the_border_of_stability_of_an_outer_nesterov(mu, h, period):
+def test_stability_border_of_outer_nesterov_matches_theory(mu, h, period):
   gain = 1 - (1 - ETA * h) ** period
 
   def tx(rate):

@@ -53,7 +53,7 @@ _make = functools.partial(
     ({"replicas_to_aggregate": 2**24 + 1}, "must be at most 16777216"),
   ],
 )
-def test_checked_at_construction(kwargs, words):
+def test_arguments_are_checked_at_construction(kwargs, words):
   with pytest.raises((TypeError, ValueError), match=words):
     _make(**kwargs)
 
@@ -81,7 +81,7 @@ def test_a_summed_gradient_can_not_be_dropped(map_name):
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", ["sync_replicas", "sharded"])
-def test_a_gradient_that_a_loss_scale_averaged_is_refused_as_that(name, scaled):
+def test_gradient_averaged_by_a_loss_scale_is_refused_by_name(name, scaled):
   """local_params, which was used, is no remedy."""
   tx = every_transform.make(name, optax.sgd(1.0), N)
   loss = lambda w, x: jnp.sum(w * x)
@@ -101,7 +101,7 @@ def test_a_gradient_that_a_loss_scale_averaged_is_refused_as_that(name, scaled):
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_a_shard_of_a_summed_gradient_is_no_replicas_own(check_vma):
+def test_shard_of_a_summed_gradient_is_refused(check_vma):
   """It was averaged with the other replicas' shards, of other parameters."""
   tx = _make(total_num_replicas=N)
   with pytest.raises(ValueError, match=r"updates\['w'\] is one shard") as info:
@@ -117,7 +117,7 @@ def test_a_shard_of_a_summed_gradient_is_no_replicas_own(check_vma):
     ({"local_step": 0.5}, r"`local_step` must be a scalar"),
   ],
 )
-def test_bad_arguments_of_update(kwargs, words):
+def test_invalid_arguments_of_update_are_refused(kwargs, words):
   tx = _make(total_num_replicas=N)
   step = lambda g: tx.update(g, tx.init(0.0), **kwargs)[0]
   with pytest.raises(ValueError, match=words):

@@ -43,7 +43,7 @@ def test_float32_gradients_of_narrow_parameters_are_not_rounded(dtype, kwargs):
 
 
 @pytest.mark.parametrize("kwargs", KINDS)
-def test_a_mean_that_float16_holds_is_not_lost_in_a_sum_that_it_does_not(
+def test_float16_mean_is_finite_even_if_the_sum_would_overflow(
   kwargs,
 ):
   g = np.full((N, 3), 50000, np.float16)
@@ -58,7 +58,7 @@ def test_a_mean_that_float16_holds_is_not_lost_in_a_sum_that_it_does_not(
   # The documented figures.
   [("float32", 4.25e37), ("bfloat16", 4.23e37), ("float16", 8188)],
 )
-def test_a_mean_is_infinite_where_the_sum_is(map_name, dtype, largest):
+def test_mean_overflows_where_the_documented_sum_does(map_name, dtype, largest):
   makers = {
     "cross_shard": lambda: optax_dist.cross_shard(maps.AXIS),
     "sync_replicas": lambda: optax_dist.sync_replicas(
@@ -95,14 +95,14 @@ def test_the_dtype_of_sums_and_averages_can_be_chosen():
 
 @pytest.mark.parametrize("name", ["accumulator_dtype", "averages_dtype"])
 @pytest.mark.parametrize("bad", ["int32", "no dtype", 3.0])
-def test_bad_dtypes(name, bad):
+def test_invalid_dtypes_are_refused(name, bad):
   with pytest.raises(ValueError, match=f"`{name}` must be a floating-point"):
     optax_dist.sync_replicas(
       optax.identity(), maps.AXIS, replicas_to_aggregate=1, **{name: bad}
     )
 
 
-def test_averages_of_bfloat16_parameters_get_there():
+def test_averages_of_bfloat16_parameters_converge():
   tx = optax_dist.sync_replicas(
     optax.identity(),
     maps.AXIS,
@@ -131,7 +131,7 @@ def test_averages_of_bfloat16_parameters_get_there():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_with_k_equal_n_a_bad_gradient_costs_no_other(bad):
+def test_nonfinite_gradient_does_not_drop_others_if_all_are_needed(bad):
   """The sum tells that something is not finite; then each is looked at."""
   tx = optax_dist.sync_replicas(
     optax.identity(),

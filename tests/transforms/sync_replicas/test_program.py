@@ -45,9 +45,7 @@ def _count(jaxpr, name, conds):
 
 @pytest.mark.parametrize("all_arrive", [False, True])
 @pytest.mark.parametrize("needed", [2, N])
-def test_each_leaf_is_summed_once_a_step_and_the_count_with_them(
-  needed, all_arrive
-):
+def test_each_leaf_and_the_count_are_summed_once_per_step(needed, all_arrive):
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0),
     maps.AXIS,
@@ -60,7 +58,7 @@ def test_each_leaf_is_summed_once_a_step_and_the_count_with_them(
 
 
 @pytest.mark.parametrize("all_arrive", [False, True])
-def test_nothing_travels_while_gradients_add_up(all_arrive):
+def test_accumulation_communicates_nothing(all_arrive):
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0),
     maps.AXIS,

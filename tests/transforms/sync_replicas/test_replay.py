@@ -15,7 +15,7 @@ REPLAYED = [
 
 
 @pytest.mark.parametrize("id", REPLAYED)
-def test_sync_replicas_does_as_recorded(id):
+def test_recordings_are_reproduced(id):
   recording = recorded.RECORDINGS[id]
   config = sync.config_of(recording)
   with jax.enable_x64(config.get("dtype") == "float64"):
@@ -24,5 +24,5 @@ def test_sync_replicas_does_as_recorded(id):
 
 
 @pytest.mark.skipif(recorded.PATH != recorded.BUNDLED, reason="another file")
-def test_how_many_recordings_are_replayed():
+def test_number_of_replayed_recordings_is_as_expected():
   assert (len(REPLAYED), len(CANDIDATES)) == (31, 44)

@@ -123,12 +123,12 @@ def test_a_nan_in_one_shard_drops_the_whole_gradient(needed, check_vma):
   np.testing.assert_allclose(updates["b"], -mean, rtol=1e-6)
 
 
-def test_an_axis_can_not_be_both():
+def test_axis_cannot_be_both_of_replicas_and_of_the_model():
   with pytest.raises(ValueError, match=r"lie along \['data'\].*`model_axes`"):
     _tx(1, model_axes=("model", "data"))
 
 
-def test_decisions_inside_other_replicas_stay_their_own():
+def test_groups_of_nested_replicas_drop_gradients_independently():
   """Replicas of replicas: a group drops a gradient that the other keeps."""
   tx = optax_dist.local_sgd(
     _tx(N), "model", num_replicas=2, communication_period=4
@@ -160,7 +160,7 @@ def test_decisions_inside_other_replicas_stay_their_own():
 
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("needed", [1, N, 2 * N])
-def test_a_second_axis_that_is_explicit(needed, check_vma):
+def test_model_axis_may_be_explicit(needed, check_vma):
   """The axis types that jax.make_mesh gives by default."""
   mesh = _mesh(AxisType.Explicit)
   tx = _tx(needed)

@@ -70,7 +70,7 @@ def _train(map_name, inner, gradient, needed, ids, targets, arrived):
 @pairwise.every_pair(
   map_name=["vmap", "shard_map_vma"], name=list(LAZY), needed=[3, 2 * N - 1]
 )
-def test_a_table_learns_as_from_dense_gradients(map_name, name, needed):
+def test_sparse_gradients_train_a_table_like_dense_ones(map_name, name, needed):
   rng = np.random.default_rng(0)
   # Rows repeat within a replica and between them; the last is never touched.
   ids = rng.integers(0, ROWS - 1, (TICKS, N, WORDS)).astype(np.int32)

@@ -96,7 +96,7 @@ def _run(
 
 @maps.every_map
 @pytest.mark.parametrize("needed", [1, 3, N, 2 * N + 1])
-def test_follows_the_rule(map_name, needed):
+def test_sync_replicas_follows_the_rule(map_name, needed):
   tx = _tx(needed)
   _run(map_name, tx, 12, oracle=Oracle(N, needed))
 
@@ -113,7 +113,9 @@ def test_sums_that_share_a_message_follow_the_rule(
 
 
 @pytest.mark.parametrize("map_name", ["shard_map", "shard_map_vma"])
-def test_the_inner_state_with_sums_that_share_a_message(map_name, monkeypatch):
+def test_inner_state_is_right_with_sums_that_share_a_message(
+  map_name, monkeypatch
+):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   tx = _tx(
     N, optax.sgd(0.5, momentum=0.5), max_staleness=1, variable_averages=0.9
@@ -143,14 +145,14 @@ def test_the_inner_state_with_sums_that_share_a_message(map_name, monkeypatch):
 
 
 @pairwise.every_value(map_name=maps.NAMES, needed=[2, N + 1])
-def test_bounded_staleness_and_weights(map_name, needed):
+def test_bounded_staleness_and_weights_follow_the_rule(map_name, needed):
   tx = _tx(needed, max_staleness=2, staleness_weight="inverse")
   oracle = Oracle(N, needed, 2, lambda staleness: 1 / max(1, staleness))
   _run(map_name, tx, 10, given_steps=True, oracle=oracle)
 
 
 @pytest.mark.parametrize("needed", [2, N + 1])
-def test_unbounded_staleness_with_a_function(needed):
+def test_staleness_weight_may_be_a_function(needed):
   tx = _tx(
     needed,
     max_staleness=None,
@@ -166,14 +168,14 @@ def test_unbounded_staleness_with_a_function(needed):
   needed=st.integers(1, 2 * N),
   bound=st.sampled_from([0, 1, None]),
 )
-def test_random_events(seed, needed, bound):
+def test_random_events_follow_the_rule(seed, needed, bound):
   tx = _tx(needed, max_staleness=bound)
   _run("vmap", tx, 8, seed, bad=0.0, oracle=Oracle(N, needed, bound))
 
 
 @pairwise.every_value(map_name=maps.NAMES, all_arrive=[False, True])
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
-def test_all_arrive_is_pmean_and_inner(map_name, all_arrive):
+def test_all_arrive_equals_pmean_and_the_inner_optimizer(map_name, all_arrive):
   inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
   tx = _tx(N, inner, all_arrive=all_arrive)
   by_hand = optax.chain(optax_dist.cross_shard(maps.AXIS), inner)
@@ -194,7 +196,7 @@ def test_all_arrive_is_pmean_and_inner(map_name, all_arrive):
   assert optax_dist.sync_report(state).global_step == 5
 
 
-def test_works_with_every_learning_step_in_one_scan():
+def test_training_works_inside_one_scan():
   """State that is made and used inside the map never leaves it."""
   tx = optax_dist.sync_replicas(
     optax.sgd(0.1), maps.AXIS, replicas_to_aggregate=2 * N
@@ -222,7 +224,7 @@ def test_works_with_every_learning_step_in_one_scan():
 
 
 @pytest.mark.parametrize("needed", [2, 2 * N])
-def test_nothing_is_left_of_a_sum_after_its_step(needed):
+def test_sum_is_cleared_after_its_step(needed):
   """Emptied by selection: a NaN that was summed must not stay."""
   tx = _tx(needed, reject_nonfinite=False)
   state = tx.init(0.0)
@@ -255,7 +257,7 @@ def test_without_the_check_a_nan_spoils_the_mean_as_in_tensorflow():
 
 
 @maps.both_kinds
-def test_variable_averages(map_name):
+def test_variable_averages_follow_tensorflow(map_name):
   tx = _tx(
     N + 1,
     variable_averages=0.5,
@@ -284,7 +286,7 @@ def test_variable_averages(map_name):
     np.testing.assert_allclose(got["b"], params["b"])
 
 
-def test_the_accumulators_dtype():
+def test_accumulator_has_the_chosen_dtype():
   tx = _tx(3 * N, optax.identity(), accumulator_dtype=jnp.float32)
   state = tx.init(jnp.zeros(1, jnp.bfloat16))
   assert optax.tree.get(state, "gradient_sum").dtype == jnp.float32
