@@ -24,7 +24,12 @@ import optax_dist
 
 # The tests' launcher: processes on loopback, with a deadline.
 sys.path.append(
-  str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "helpers")
+  str(
+    pathlib.Path(__file__).resolve().parents[1]
+    / "tests"
+    / "helpers"
+    / "processes"
+  )
 )
 import launch
 

@@ -156,7 +156,7 @@ class Machine:
     self.args, self.secret = args, secrets.token_hex()
     self.server = self.hosts = None
     if delay:
-      sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+      sys.path.insert(0, str(ROOT / "tests" / "helpers" / "networks"))
       import hosts
 
       if why := hosts.not_permitted():

@@ -15,7 +15,9 @@ import signal
 import sys
 import tempfile
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "helpers"))
+sys.path.append(
+  str(pathlib.Path(__file__).parents[1] / "tests" / "helpers" / "networks")
+)
 
 import hosts
 

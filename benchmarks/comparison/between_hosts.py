@@ -29,7 +29,7 @@ WIRE_GOAL = 1.15
 
 
 def made(count: int, kind: str, rate: float = 0.0) -> Any:
-  """Hosts; see `tests/helpers/hosts.py`.
+  """Hosts; see `tests/helpers/networks/hosts.py`.
 
   Args:
     count: how many.
@@ -39,7 +39,7 @@ def made(count: int, kind: str, rate: float = 0.0) -> Any:
   Raises:
     SystemExit: there can be none here.
   """
-  helpers = pathlib.Path(__file__).parents[2] / "tests" / "helpers"
+  helpers = pathlib.Path(__file__).parents[2] / "tests" / "helpers" / "networks"
   sys.path.insert(0, str(helpers))
   import hosts
 

@@ -32,7 +32,7 @@ from typing import Any
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PEER = pathlib.Path(__file__).with_name("live_devices_peer.py")
-sys.path[:0] = [str(_ROOT), str(_ROOT / "tests" / "helpers")]
+sys.path[:0] = [str(_ROOT), str(_ROOT / "tests" / "helpers" / "networks")]
 
 import hosts as host_maker  # noqa: E402
 

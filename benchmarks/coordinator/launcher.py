@@ -24,7 +24,8 @@ import sys
 import time
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(_ROOT / "tests" / "helpers"))
+_HELPERS = _ROOT / "tests" / "helpers"
+sys.path[:0] = [str(_HELPERS), str(_HELPERS / "processes")]
 
 import left_over  # noqa: E402
 

@@ -18,7 +18,11 @@ import tempfile
 import time
 
 _ROOT = pathlib.Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT), str(_ROOT / "tests" / "helpers")]
+_HELPERS = _ROOT / "tests" / "helpers"
+sys.path[:0] = [
+  str(_ROOT),
+  *(str(_HELPERS / name) for name in ("networks", "processes")),
+]
 
 import hosts as host_maker  # noqa: E402
 

@@ -26,7 +26,7 @@ import optax
 
 from optax_dist import coordinator
 
-_HELPERS = pathlib.Path(__file__).parents[2] / "tests" / "helpers"
+_HELPERS = pathlib.Path(__file__).parents[2] / "tests" / "helpers" / "networks"
 LEARNERS = 2
 SECRET = "a secret of enough bytes"
 METHODS = ("no network", "decoupled", "synchronous DiLoCo", "every step")

@@ -26,7 +26,9 @@ from optax_dist.coordinator.extras.decoupled_diloco import (
   strategy as decoupled_diloco,
 )
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "tests" / "helpers"))
+sys.path.append(
+  str(pathlib.Path(__file__).parents[2] / "tests" / "helpers" / "transforms")
+)
 import virtual_learners
 
 LEARNERS, STEP_SECONDS = 4, 0.03

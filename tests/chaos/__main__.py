@@ -31,7 +31,10 @@ import sys
 from typing import Any
 
 # Where helpers of the tests lie, as pytest has it.
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "helpers"))
+sys.path.extend(
+  str(pathlib.Path(__file__).parents[1] / "helpers" / name)
+  for name in ("networks", "processes")
+)
 
 from tests.chaos import cases
 from tests.chaos import run as runs

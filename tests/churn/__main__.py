@@ -23,7 +23,10 @@ import pathlib
 import sys
 
 # Where helpers of the tests lie, as pytest has it.
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "helpers"))
+sys.path.extend(
+  str(pathlib.Path(__file__).parents[1] / "helpers" / name)
+  for name in ("networks", "processes")
+)
 
 from tests.churn import plans
 from tests.churn import run as runs

@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import time
 
-import promql
 import pytest
 import yaml
 
 from optax_dist.coordinator.metrics import prometheus
 from optax_dist.coordinator.metrics.run_numbers import RunNumbers
+from tests.docs import promql
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "docs" / "monitoring"
 # Series for each alert, in which it fires, and in which it doesn't.

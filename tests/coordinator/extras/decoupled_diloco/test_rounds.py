@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import virtual_learners
 
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.extras.decoupled_diloco import (
   strategy as decoupled_diloco,
 )
-from tests.helpers import virtual_learners
 
 PERIOD, FRAGMENTS, N, PERIODS = 20, 2, 4, 20
 PARAMS = {"a": jnp.zeros(12), "b": jnp.zeros(11)}

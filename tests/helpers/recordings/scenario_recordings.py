@@ -10,7 +10,7 @@ import pathlib
 
 import numpy as np
 
-BUNDLED = pathlib.Path(__file__).parents[1] / "scenarios" / "scenarios.json"
+BUNDLED = pathlib.Path(__file__).parents[2] / "scenarios" / "scenarios.json"
 PATH = pathlib.Path(os.environ.get("OPTAX_DIST_SCENARIOS") or BUNDLED)
 FORMAT = "h3-scenarios/1"
 
