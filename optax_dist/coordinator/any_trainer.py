@@ -337,7 +337,10 @@ class CoordinatedOptimizer:
         return running.result()
       except BaseException as error:
         self._failure = error
-        if not running.done():  # A signal, such as that of Ctrl-C.
+        if running.done():
+          # A trainer that goes on takes no step any more.
+          self.close()
+        else:  # A signal, such as that of Ctrl-C.
           for made in self._owner.made:
             made.end(f"it has raised {error!r:.200}", error)
     if self._failure is not None and self._preempted is None:

@@ -403,7 +403,7 @@ def run_embedded(
 
   Raises:
     The error of the replica that failed first; a replica whose `fn` fails is
-    lost to the others, which go on if enough of them are left.
+    lost to the others, which go on if enough of them are left, or end at once.
     KeyboardInterrupt: after all replicas have ended, each in its next call.
 
   Example:
@@ -433,6 +433,7 @@ def run_embedded(
       endpoint = world.connect(str(index))
       with endpoint.closed_on_error():
         part = job(endpoint, params=params, replica=index)
+        part.is_final = True
         parts.append(part)
         replica = replicas.Replica(part)
       with replica.start():

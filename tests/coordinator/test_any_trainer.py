@@ -476,13 +476,20 @@ def test_errors_of_joining_leave_the_trainers_state_alone(run):
   assert bits((trainer.params, trainer.opt_state.inner)) == kept
 
 
-def test_errors_are_raised_without_until_finished(run, monkeypatch):
-  k_of_n = run(optax.sgd(0.1))
+def test_a_replica_whose_update_fails_without_until_finished_is_lost_at_once(
+  run, monkeypatch, tmp_path
+):
+  """Its program may catch the error and go on, and takes no step any more."""
+  path = tmp_path / "journal.jsonl"
+  k_of_n = run(optax.sgd(0.1), journal=path)
   trainer = Trainer(k_of_n.tx)
   trainer.step(0)
   monkeypatch.setattr(Replica, "step", lambda self, grads: 1 / 0)
   with pytest.raises(Exception, match="ZeroDivisionError"):
     trainer.step(1)
+  lost = lambda: [r for r in run_journals.whole(path) if r["kind"] == "lost"]
+  (record,) = waiting.until(lost)
+  assert "it has raised ZeroDivisionError" in record["reason"]
 
 
 def test_replica_leaves_once_it_has_no_more_batches(run, caplog):

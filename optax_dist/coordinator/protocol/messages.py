@@ -181,11 +181,13 @@ class Leave(Struct):
       otherwise others first fetch what only it has.
     reason: human-readable explanation, if it counts as lost.
     stacks: stacks of a stuck replica's threads.
+    final: whether no other one can take its place, so that a run that needs it ends.
   """
 
   lost: bool
   reason: str = ""
   stacks: str = ""
+  final: bool = False
 
 
 class Finish(Struct):

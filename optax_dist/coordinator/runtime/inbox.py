@@ -197,7 +197,8 @@ class TrainingInbox:
   @property
   def is_over(self) -> bool:
     """Whether the run has ended for this replica, by an error or not."""
-    return self.failure is not None or self.finished is not None
+    ended = self.left or self.finished is not None
+    return ended or self.failure is not None
 
   def _wait_once(self, timeout: float) -> float:
     """Waits for a notification; returns how many seconds it waited awake."""

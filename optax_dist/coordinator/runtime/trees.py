@@ -42,6 +42,11 @@ def as_params(params: Any) -> Any:
         f"{name} must be of a floating dtype to have a gradient, got {dtype}."
         f" {_REMEDY}."
       )
+    if jnp.isnan(jnp.asarray(leaf)).any():
+      raise ValueError(
+        f"{name} must have no NaN: the parameters of the first replica are those of"
+        " all. Initialize it, or resume from an earlier checkpoint."
+      )
   if not any(np.size(leaf) for _, leaf in leaves):
     raise ValueError("params must have at least one number, got empty arrays.")
   return jax.tree.map(lambda x: jnp.asarray(own(x)), params)

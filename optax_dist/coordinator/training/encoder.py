@@ -55,10 +55,9 @@ class Encoder:
     # Joining replicas get that state, and so does the replica itself after a change
     # that was not finite.
     self.is_sound = trees.soundness(model.parts.inner)
-    quorum = model.strategy.quorum
-    terms = quorum.replicas_to_aggregate
-    if model.strategy.fragments is not None:
-      terms = max(terms, quorum.total_num_replicas)
+    # What comes while a step is aggregated is all in the next one.
+    numbers = model.strategy.quorum
+    terms = max(numbers.replicas_to_aggregate, numbers.total_num_replicas)
     self._layout = model.layout.bounded(terms)
     self._is_summed = samples.sums is not None
     # For gradients that are sent inline.

@@ -105,6 +105,7 @@ class Participant:
     watchdog: finds a training loop that is stuck.
     tell: called with an event for the launcher, and its fields.
     closed: whether the replica was closed.
+    is_final: whether no other one can take its place once it is lost.
     gives_up: whether its training loop waits no longer, for it has to leave.
   """
 
@@ -205,7 +206,7 @@ class Participant:
       self.driver.stalled,
       functools.partial(self._evict, on_stuck) if ends else None,
     )
-    self.closed = False
+    self.closed = self.is_final = False
     self.gives_up: Callable[[], bool] = lambda: False
 
   def _me(
@@ -313,7 +314,7 @@ class Participant:
     Args:
       reason: why its program can't go on.
     """
-    self.driver.enqueue(messages.Leave(True, reason))
+    self.driver.enqueue(messages.Leave(True, reason, final=self.is_final))
     if not self.is_over:
       self.tell("failed", reason=reason, own=True)
 
@@ -453,10 +454,12 @@ class Participant:
       self.raise_failure()
     self.stopwatch.step = None
     longest = self.settings.longest_wait
-    if self.inbox.wait(ready, longest, self.gives_up):
+    # Another thread may close it.
+    gives_up = lambda: self.closed or self.gives_up()
+    if self.inbox.wait(ready, longest, gives_up):
       return
     self.raise_failure()
-    if self.inbox.finished is not None:
+    if self.is_over:
       return
     if self.inbox.agree(self.gives_up()):
       raise preemption.Late

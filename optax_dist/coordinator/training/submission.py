@@ -30,8 +30,9 @@ and what the event loop has notified is read from the `TrainingInbox`.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
@@ -246,6 +247,15 @@ class Submission:
     self.draws.forget()
     self._begin()
 
+  @contextlib.contextmanager
+  def dropped_on_error(self) -> Iterator[None]:
+    """Drops the sum if it can't be made: its arrays may have been donated."""
+    try:
+      yield
+    except Exception:
+      self._drop(Reason.ABANDONED.value)
+      raise
+
   def abandon(self) -> None:
     """Gives up what is computed; its samples stay leased, and come again."""
     self._supersede()
@@ -306,7 +316,7 @@ class Submission:
 
   def waits(self) -> str:
     """What the training loop waits for; "" if it can go on."""
-    if self.seen.finished is not None:
+    if self.seen.finished is not None or self.seen.left:
       return ""
     if self.pending >= 0:
       if self.seen.answer(self.pending) is None:

@@ -79,7 +79,8 @@ class SynchronousLoop:
       part = self._cut_short()
     if part is not None:
       seconds = participant.stopwatch.take()
-      submission.add(part, batch, seconds)
+      with submission.dropped_on_error():
+        submission.add(part, batch, seconds)
       del part
     elif submission.is_late():
       # Its round has been taken without it: the rest would be for nothing.
@@ -126,7 +127,8 @@ class SynchronousLoop:
     participant, submission = self._participant, self._participant.submission
     start = time.monotonic()
     if submission.is_complete:
-      participant.submit(self._strategy.inner_state(self.local), self._work)
+      with submission.dropped_on_error():
+        participant.submit(self._strategy.inner_state(self.local), self._work)
     if submission.pending < 0:
       return None if submission.ended is None else self._finish_step()
     self._wait()
@@ -173,9 +175,8 @@ class SynchronousLoop:
       )
     self._compute()
     if applied is None:
-      finished = participant.inbox.finished is not None
       return participant.outcome(
-        result.reason, finished=finished, waited=waited
+        result.reason, finished=participant.is_over, waited=waited
       )
     return participant.outcome(
       waited=waited,

@@ -5,6 +5,7 @@ And a run whose gradients are never finite ends, with an error that says so.
 
 import itertools
 import re
+import threading
 import time
 
 import jax.numpy as jnp
@@ -208,3 +209,95 @@ def test_replica_whose_contribution_is_refused_is_removed_and_rejoins(
   )
   assert steps == [3, 3, 3]
   assert "replica 1 was removed (it sent a contribution without" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [*_KINDS, "inline", "exchanged"])
+def test_gradient_that_was_donated_is_no_part_of_the_next_one(kind):
+  """Its replica may catch the error: each later step would raise it again."""
+  more, options = _KINDS.get(kind, (None, {"replicas_to_aggregate": 2}))
+  options = {"timeout": 60.0} | options
+  if more is not None:
+    options["data"] = coordinator.Batches(48, 12, **more)
+  if kind == "exchanged":
+    options["inline_bytes"] = 0
+
+  def train(replica):
+    errors, numbers = 0, itertools.count()
+    items = itertools.repeat(None)
+    if kind == "slots":
+      items = replica.micro_batches()
+    elif more is not None:
+      items = replica.batches()
+    for _ in items:
+      grads = GOOD + 0
+      if replica.replica == 1 and next(numbers) == 1:
+        grads.delete()
+      try:
+        outcome = replica.step(grads)
+      except RuntimeError as error:
+        assert "deleted" in str(error)  # noqa: PT017
+        errors += 1
+        continue
+      if outcome.global_step == 4 or outcome.finished:
+        break
+    return replica.global_step, errors
+
+  (step, none), (_, errors) = coordinator.run_embedded(
+    train, 2, optax.sgd(0.1), PARAMS, **options
+  )
+  assert step == 4
+  assert (none, errors <= 1) == (0, True)
+
+
+@pytest.mark.parametrize("call", ["leave", "close", "finish"])
+def test_another_thread_ends_a_replica_that_waits_in_a_step(call):
+  def ends(replica):
+    if replica.replica == 0:
+      assert ended.wait(60.0)
+      return None
+    end = threading.Thread(target=lambda: getattr(replica, call)())
+    end.start()
+    try:
+      return replica.step(GOOD).finished
+    except coordinator.CoordinatorError as error:
+      return str(error)
+    finally:
+      ended.set()
+      end.join()
+
+  ended = threading.Event()
+  results = coordinator.run_embedded(ends, 2, optax.sgd(0.1), PARAMS)
+  assert results[1] is True or "is closed" in results[1]
+
+
+def test_run_ends_at_once_if_an_embedded_replica_fails_that_it_needs(tmp_path):
+  """Nobody takes its place: the others would wait for `timeout`."""
+
+  def train(replica):
+    while True:
+      if (replica.replica, replica.global_step) == (1, 2):
+        raise KeyError("a bug")
+      try:
+        replica.step(GOOD)
+      except coordinator.CoordinatorError as error:
+        errors.append(str(error))
+        raise
+
+  errors = []
+  with pytest.raises(KeyError):
+    coordinator.run_embedded(
+      train, 2, optax.sgd(0.1), PARAMS, journal=tmp_path / "journal.jsonl"
+    )
+  said = (
+    "Step 2 needs replica 1, which is lost: it has raised KeyError('a bug')."
+  )
+  assert errors == [said]
+  *_, last = journals.read(tmp_path / "journal.jsonl").records
+  assert (last["kind"], last["reason"]) == ("finish", said)
+
+
+def test_parameters_that_are_nan_are_refused():
+  """All others would get them from the first replica that joins."""
+  params = {"good": PARAMS, "bad": PARAMS.at[1].set(jnp.nan)}
+  with pytest.raises(ValueError, match=r"params\['bad'\] must have no NaN"):
+    coordinator.run_embedded(lambda replica: None, 1, optax.sgd(0.1), params)

@@ -195,8 +195,8 @@ class Run:
         if state.server is not None:
           state.tried.add(state.server)
           state.server = None
-      case msg.Leave(lost, reason, stacks):
-        self._leave(state, lost, reason, stacks)
+      case msg.Leave():
+        self._leave(state, message)
       case msg.Finish(reason):
         self._ending.finish(reason)
       case msg.Save():
@@ -417,23 +417,25 @@ class Run:
 
   # Departures.
 
-  def _leave(
-    self, state: MemberState, lost: bool, reason: str, stacks: str
-  ) -> None:
+  def _leave(self, state: MemberState, leave: msg.Leave) -> None:
     member, step = state.member, self._steps.step
-    if not lost:
+    if not leave.lost:
       if state.leaving is None:
         state.leaving = (step, self._now)
         self._steps.rounds.void_early()
       return
     self._holders.has_ended(member.process)
-    if stacks:
+    reason = leave.reason
+    if leave.stacks:
       self._out.note(
         journal_events.Stuck(
-          member.replica, step, reason, stacks, member.incarnation
+          member.replica, step, reason, leave.stacks, member.incarnation
         )
       )
     self._remove(state, reason)
+    if leave.final and not self._steps.ruling.can_be_enough:
+      text = f"Step {step} needs replica {member.replica!r}, which is lost: {reason}."
+      self._ending.record(text, "CoordinatorError")
 
   def _remove(
     self, state: MemberState, reason: str, left: bool = False
