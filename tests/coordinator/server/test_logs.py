@@ -1,6 +1,7 @@
 """Logs that a coordinator can't use, or should not: each is named."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import subprocess
@@ -119,10 +120,14 @@ def test_finished_run_leaves_no_log(tmp_path, monkeypatch):
     assert not [*log.parent.iterdir()]
 
 
-def test_log_of_another_job_without_replicas_is_named(
-  tmp_path,
-):
-  with process.start(_SECRET.encode(), port=0, log=tmp_path / "log") as place:
+@pytest.mark.parametrize("killed", [False, True])
+def test_log_of_another_job_without_replicas_is_named(tmp_path, killed):
+  """Also while the next coordinator still waits for the replicas of its log."""
+  start = functools.partial(
+    process.start, _SECRET.encode(), port=0, log=tmp_path / "log"
+  )
+  with contextlib.ExitStack() as started:
+    place = started.enter_context(start())
     code = f"""
 import os, jax.numpy as jnp, optax
 from optax_dist import coordinator
@@ -131,10 +136,15 @@ replica = coordinator.join(
   secret={_SECRET!r}, total_num_replicas=1, replica=0, start_coordinator=False)
 while replica.global_step < 3:
   replica.step(jnp.ones(2))
+if {killed}:
+  os.kill({place.process.pid}, 9)
 os._exit(0)
 """
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    if killed:
+      place.process.wait()
+      place = started.enter_context(start())
     with pytest.raises(coordinator.JoinRefused) as caught:
       _join(place.address, 3)
   said = str(caught.value)

@@ -318,7 +318,8 @@ class Run:
       self._ending.record(tie, "CoordinatorError")
     for peer, hello in calls.items():
       why = (tie or difference(self._config.job, hello.job)).rstrip(".")
-      if not (self._members or history.has_no_commits):
+      is_there = any(state.is_connected for state in self._members)
+      if not (is_there or history.has_no_commits):
         why += (
           f". That job is in the coordinator's log, with {history.step} steps, and no"
           " replica of it is there. Another job needs a log, an address or a run name"
