@@ -304,16 +304,21 @@ class Fresh(Generic[_T]):
     self._files, self._make = files, make
     self._seen = self._stamps()
     self._made = make()
+    # Why the present files can't be used, as it was last told.
+    self._trouble = ""
 
   def get(self) -> _T:
     """What is made of the files as they are now."""
     stamps = self._stamps()
     if stamps != self._seen:
-      self._seen = stamps
       try:
-        self._made = self._make()
+        self._made, self._seen, self._trouble = self._make(), stamps, ""
       except CertificateError as error:
-        _log.warning("%s The one that was read before is still used.", error)
+        # Next time it may work with the same files: who may read them, say, changes
+        # without a trace here.
+        if str(error) != self._trouble:
+          self._trouble = str(error)
+          _log.warning("%s The one that was read before is still used.", error)
     return self._made
 
   def _stamps(self) -> list[tuple[int, int, int] | None]:

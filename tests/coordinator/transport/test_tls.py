@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import pathlib
+import resource
 import shutil
 
 import issued
@@ -47,6 +48,26 @@ def test_old_certificates_are_used_until_all_files_are_replaced(
   world.add("c", certificates=files)
   world.connect("c", "a")
   world.wait_for("c", interface.PeerUp)
+
+
+def test_files_that_could_not_be_read_for_a_while_are_read_again(
+  authority, tmp_path, caplog
+):
+  """As where their new owner may not read them yet, of which their times say nothing."""
+  files = authority.issue()
+  new = issued.Authority(tmp_path / "new").issue()
+  contexts = tls.Contexts(files)
+  old = contexts.get()
+  _replace(files, new)
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+  try:
+    assert contexts.get() is contexts.get() is old
+  finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+  (said,) = caplog.messages
+  assert "can't be read: Too many open files" in said
+  assert contexts.get() is not old
 
 
 def test_each_side_reports_why_it_refuses_the_other(
