@@ -106,7 +106,8 @@ class Participant:
     tell: called with an event for the launcher, and its fields.
     closed: whether the replica was closed.
     is_final: whether no other one can take its place once it is lost.
-    gives_up: whether its training loop waits no longer, for it has to leave.
+    gives_up: whether its training loop waits no longer, for it has to leave; given a
+      share of the grace period, whether that is over.
   """
 
   def __init__(
@@ -207,7 +208,7 @@ class Participant:
       functools.partial(self._evict, on_stuck) if ends else None,
     )
     self.closed = self.is_final = False
-    self.gives_up: Callable[[], bool] = lambda: False
+    self.gives_up: Callable[..., bool] = lambda *share: False
 
   def _me(
     self,
@@ -291,11 +292,18 @@ class Participant:
       CoordinatorError: no acknowledgement came within `timeout` seconds.
     """
     self.raise_failure()
-    self.gives_up = lambda: False
     self.driver.enqueue(messages.Leave(lost=False))
-    left = lambda: self.inbox.left
-    self.wait(left, "for the confirmation that it may leave")
-    self.tell("left")
+    left, gives_up = lambda: self.inbox.left, self.gives_up
+    self.gives_up = lambda *share: gives_up(preemption.LEAVES_ALONE)
+    try:
+      self.wait(left, "for the confirmation that it may leave")
+      self.tell("left")
+    except preemption.Late:
+      _log.warning(
+        "Replica %r leaves without a confirmation, for it is about to be killed. %s",
+        *(self.replica, self.driver.missing()),
+      )
+      self.inbox.left = True
 
   def abort(self, reason: str, failure: BaseException) -> None:
     """Ends its part in the run at once, and closes it.

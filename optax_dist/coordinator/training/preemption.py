@@ -27,10 +27,13 @@ MODES = ("leave", "save")
 DEFAULT_GRACE = 10.0
 # Calls of the program that are shown when it has not seen a signal.
 _CALLS = 8
+# Shares of the grace period after which a replica waits for no step, and after which
+# it does not wait for its coordinator either: the rest is for the program.
+_NO_STEP, LEAVES_ALONE = 0.5, 0.75
 
 
 class Late(Exception):
-  """Half of the grace period is over, and the replica waits for others."""
+  """So much of the grace period is over that the replica waits no longer."""
 
 
 class Preemption:
@@ -136,15 +139,14 @@ class Preemption:
     self._seen = self._seen or self.received
     return self.received
 
-  @property
-  def is_late(self) -> bool:
-    """Whether a signal came half of the grace period ago."""
+  def is_late(self, share: float = _NO_STEP) -> bool:
+    """Whether a signal came so much of the grace period ago."""
     since = self._since
-    return since is not None and time.monotonic() - since > self._grace / 2
+    return since is not None and time.monotonic() - since > share * self._grace
 
   def _watch(self) -> None:
     """Says that the program does not see a signal, before it is killed."""
-    wait, own = self._grace / 2, self._news.get()
+    wait, own = _NO_STEP * self._grace, self._news.get()
     if own is None:
       return
     if own and self._joined:
@@ -156,7 +158,7 @@ class Preemption:
     process_exit.say(
       f"{signal.Signals(self._number).name} came {wait:g} s ago, and this program"
       " has neither come to the end of a step nor looked at replica.preempted: it"
-      f" will be killed {wait:g} s from now. Look at replica.preempted in loops"
+      f" will be killed {self._grace - wait:g} s from now. Look at replica.preempted in loops"
       " without replica.step, such as an evaluation, and end them if it is true."
       f" The program is here:\n{''.join(calls)}"
     )
@@ -190,7 +192,7 @@ class Preemption:
     """
     if self._since is None:
       return False
-    if self.is_late:
+    if self.is_late():
       return not save  # The program saves first.
     if self._mode == "save" and not self._saved:
       # The step after which the program saves is the last but one.

@@ -99,9 +99,10 @@ def test_waiting_replica_leaves_after_half_of_the_grace_period():
     if replica.replica == 1:
       assert left.wait(60.0)
       return replica.step(jnp.ones(4))
-    made = preemption.Preemption("leave", 0.0)
+    made = preemption.Preemption("leave", 400.0)
     made.joined()
     made._on_signal(signal.SIGTERM, None)
+    made._since -= 201.0
     replica.heed(made)
     outcome = replica.step(jnp.ones(4))
     left.set()
@@ -113,6 +114,31 @@ def test_waiting_replica_leaves_after_half_of_the_grace_period():
   )
   assert (first.finished, first.accepted, first.global_step) == (True, False, 0)
   assert second.members == (1,)
+
+
+def test_replica_whose_coordinator_is_gone_leaves_before_it_is_killed(caplog):
+  """Nobody confirms it, and its program may save what it has."""
+  place = process.start(_SECRET.encode())
+  with coordinator.join(
+    optax.sgd(0.1),
+    jnp.zeros(4),
+    coordinator_address=place.address,
+    secret=_SECRET,
+    total_num_replicas=1,
+    replica=0,
+    start_coordinator=False,
+    timeout=8.0,
+  ) as replica:
+    assert replica.step(jnp.ones(4)).global_step == 1
+    place.kill()
+    made = preemption.Preemption("leave", 0.0)
+    made.joined()
+    made._on_signal(signal.SIGTERM, None)
+    replica.heed(made)
+    assert replica.step(jnp.ones(4)).finished
+    assert replica.finished and replica.has_left and replica.global_step == 1
+    replica.finish()
+  assert "Replica 0 leaves without a confirmation" in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["leave", "save"])
