@@ -158,8 +158,9 @@ class Preemption:
     process_exit.say(
       f"{signal.Signals(self._number).name} came {wait:g} s ago, and this program"
       " has neither come to the end of a step nor looked at replica.preempted: it"
-      f" will be killed {self._grace - wait:g} s from now. Look at replica.preempted in loops"
-      " without replica.step, such as an evaluation, and end them if it is true."
+      f" will be killed {self._grace - wait:g} s from now. Look at"
+      " replica.preempted in loops without replica.step, such as an evaluation, and"
+      " end them if it is true."
       f" The program is here:\n{''.join(calls)}"
     )
 

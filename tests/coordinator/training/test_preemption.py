@@ -136,7 +136,9 @@ def test_replica_whose_coordinator_is_gone_leaves_before_it_is_killed(caplog):
     made._on_signal(signal.SIGTERM, None)
     replica.heed(made)
     assert replica.step(jnp.ones(4)).finished
-    assert replica.finished and replica.has_left and replica.global_step == 1
+    assert replica.finished
+    assert replica.has_left
+    assert replica.global_step == 1
     replica.finish()
   assert "Replica 0 leaves without a confirmation" in caplog.text
 
