@@ -61,7 +61,8 @@ def main():
           print(f"step {step}: test accuracy {record['test_accuracy']:.1%}")
         with open(metrics, "a") as file:
           file.write(json.dumps(record) + "\n")
-    replica.finish()
+    outcome = replica.finish()
+    checkpoint.save_if_due(saved, replica, outcome, args.save_every, keep=3)
     print(f"ends at step {replica.global_step}, {replica.fingerprint()}")
   if first:
     lines = map(json.loads, metrics.read_text().splitlines())

@@ -64,7 +64,8 @@ def main():
       time.sleep(args.pause)
       outcome = replica.step(grads)
       checkpoint.save_if_due(folder, replica, outcome, args.save_every, keep=3)
-    replica.finish()
+    outcome = replica.finish()
+    checkpoint.save_if_due(folder, replica, outcome, args.save_every, keep=3)
     print(f"step {replica.global_step}, loss {value:.4f}")
 
 

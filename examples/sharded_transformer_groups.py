@@ -140,7 +140,8 @@ def main():
       checkpoint.save_if_due(folder, replica, outcome, args.save_every, keep=3)
       if speaks and step % 20 == 0:
         print(f"step {step}, loss {value:.3f}, of {len(outcome.members)}")
-    replica.finish()
+    outcome = replica.finish()
+    checkpoint.save_if_due(folder, replica, outcome, args.save_every, keep=3)
     if speaks:
       print(f"step {replica.global_step}, loss {value:.3f}")
 

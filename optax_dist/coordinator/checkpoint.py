@@ -126,12 +126,13 @@ def save_if_due(
   every: int,
   keep: int | None = None,
 ) -> pathlib.Path | None:
-  """Saves every so many steps, and when all are to save; call it after a step.
+  """Saves every so many steps, when all are to save, and the last step.
 
-  One replica of those that took the step saves, since all hold the same. What it
-  saves is the state of its parameters, which may be some steps newer. A replica
-  that leaves the run there (SIGTERM, Ctrl-C) saves the step that it has come to,
-  too, unless another one has.
+  Call it after each step, and with the outcome of `Replica.finish`. One replica of
+  those that took the step saves, since all hold the same. What it saves is the
+  state of its parameters, which may be some steps newer. A replica for which the
+  run ends there, or that leaves it (SIGTERM, Ctrl-C), saves the step that it has
+  come to, unless another one has.
 
   The checkpoints of the folder are those of one line: of this run, and up to where
   it went on from them, of the runs before it. Checkpoints of other runs are moved
@@ -141,7 +142,7 @@ def save_if_due(
   Args:
     folder: what holds the checkpoints, each in a folder ``step-...`` of it.
     replica: this replica.
-    outcome: what `Replica.step` returned.
+    outcome: what `Replica.step` or `Replica.finish` returned.
     every: steps between checkpoints; 0 for none but those that are asked for
       (`Outcome.save`).
     keep: how many checkpoints to keep, of the latest steps; older ones are
@@ -163,16 +164,14 @@ def save_if_due(
     keep = checks.count("keep", keep)
   every = checks.count("every", every, least=0)
   first = outcome.members[:1] == (replica.replica,)
-  lineage = replica.lineage
-  if first and (outcome.save or (every and outcome.committed % every == 0)):
-    # The step that all are to save may be before the one that this replica is at.
-    step = outcome.save or outcome.global_step
-  elif every and outcome.finished and replica.has_left:
-    step = replica.global_step
-    if step <= (lineage[-1][1] if lineage else 0):
-      return None  # It has taken no step.
-  else:
+  due = outcome.save or (every and outcome.committed % every == 0)
+  if not ((first and due) or (every and outcome.finished)):
     return None
+  # The step that all are to save may be before the one that this replica is at.
+  _, step = replica.state_to_save()
+  lineage = replica.lineage
+  if step <= (lineage[-1][1] if lineage else 0):
+    return None  # The run has taken no step.
   path = pathlib.Path(os.path.abspath(folder), f"step-{step:08}")
   about = checkpoint_folder.About(replica.run_id, step, lineage)
   there = "there" if checkpoint_folder.has(path, about) else ""
@@ -298,7 +297,7 @@ def resume(
         while replica.global_step < steps and not replica.finished:
           outcome = replica.step(gradient(replica.params, next(batches)))
           checkpoint.save_if_due("checkpoints", replica, outcome, every=100)
-        replica.finish()
+        checkpoint.save_if_due("checkpoints", replica, replica.finish(), every=100)
   """
   while (path := latest(folder)) is not None:
     try:

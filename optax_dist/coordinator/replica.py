@@ -134,7 +134,7 @@ class Replica:
   @property
   def run_id(self) -> str:
     """Identifies the run: the same for all replicas, and new for each start."""
-    return self._participant.inbox.joined.run_id
+    return self._participant.inbox.joined.name
 
   @property
   def lineage(self) -> Lineage:
@@ -408,7 +408,7 @@ class Replica:
       return kept.get(), kept.step
     return self._participant.shared, self.global_step
 
-  def finish(self, reason: str = "finished") -> None:
+  def finish(self, reason: str = "finished") -> Outcome:
     """Ends the run gracefully, for all replicas.
 
     All replicas then have equal parameters; this one at once, others after
@@ -417,11 +417,14 @@ class Replica:
     Args:
       reason: for the journal, and for those who ask.
 
+    Returns:
+      The outcome with which it has ended, for `checkpoint.save_if_due`.
+
     Raises:
       CoordinatorError: it did not end within `timeout` seconds.
     """
     checks.kind("reason", reason, str, "a string")
-    self._calls.finish(reason)
+    return self._calls.finish(reason)
 
   def leave(self) -> None:
     """Takes this replica out of the run gracefully; the others go on.

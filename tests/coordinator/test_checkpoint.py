@@ -222,19 +222,46 @@ def test_a_job_saves_and_resumes_by_one_call_each(tmp_path):
         paths.append(path.name)
         # A replica that is late finds that another has saved this step.
         assert not checkpoint.save_if_due(folder, replica, outcome, every=3)
-    return paths
+    path = checkpoint.save_if_due(folder, replica, replica.finish(), every=3)
+    return [*paths, *([path.name] if path else [])]
 
   results = runs.run(train, 3)
   assert [result.error for result in results] == [None] * 3
-  # One replica saves: every three steps, and where all are to.
+  # One replica saves: every three steps, where all are to, and at the end.
   saved = [name for result in results for name in result.value]
   names = sorted(path.name for path in folder.iterdir())
   assert sorted(saved) == names
-  assert {"step-00000003", "step-00000006"} <= set(names)
+  due = {"step-00000003", "step-00000006", "step-00000007"}
+  assert due <= set(names)
   answer = checkpoint.resume(folder, *start)
   assert f"step-{answer['global_step']:08}" == names[-1]
   [again] = runs.run(runs.to_step(answer["global_step"] + 1), 1, **answer)
   assert again.error is None
+
+
+def test_last_step_is_saved_once_all_data_is_used(tmp_path):
+  data = coordinator.Batches(28, 4)
+
+  def train(replica):
+    for _ in replica.batches():
+      outcome = replica.step(jnp.ones(3))
+      checkpoint.save_if_due(tmp_path, replica, outcome, every=3, keep=1)
+    outcome = replica.finish()
+    return checkpoint.save_if_due(tmp_path, replica, outcome, every=3, keep=1)
+
+  def run(replicas, **start):
+    return coordinator.run_embedded(
+      train, replicas, optax.sgd(1.0), data=data, **start
+    )
+
+  [last] = filter(None, run(2, params=jnp.zeros(3)))
+  assert [*tmp_path.iterdir()] == [last]
+  start = checkpoint.resume(tmp_path, jnp.zeros(3), optax.sgd(1.0).init(0))
+  assert start["global_step"] == 7
+  assert float(start["params"][0]) == -7.0
+  # It has come to its end already.
+  assert run(4, **start) == [None] * 4
+  assert [*tmp_path.iterdir()] == [last]
 
 
 def test_committed_step_decides_whether_to_save(tmp_path, monkeypatch):
@@ -248,6 +275,7 @@ def test_committed_step_decides_whether_to_save(tmp_path, monkeypatch):
     outcome = coordinator.Outcome(
       True, "", step, members=members, committed=committed
     )
+    replica.state_to_save = lambda: (None, step)
     return checkpoint.save_if_due(tmp_path, replica, outcome, every=100)
 
   assert due(100, step=100).name == "step-00000100"

@@ -1,5 +1,6 @@
 """A folder of checkpoints is that of one line of runs, and has no others."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -19,6 +20,8 @@ import waiting
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator import checkpoint
 from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.server import process
+from optax_dist.coordinator.transport import addresses
 
 PARAMS = np.zeros((3,), np.float32)
 
@@ -138,6 +141,70 @@ def test_checkpoints_continue_over_runs_of_different_sizes(tmp_path):
     start = checkpoint.resume(tmp_path, PARAMS, optax.sgd(1.0).init(PARAMS))
   assert _names(tmp_path) == [f"step-{step:08}" for step in range(10, 70, 10)]
   assert [step for _, step in start["lineage"]] == [20, 40, 60]
+
+
+def test_going_back_under_one_coordinator_replaces_later_checkpoints(tmp_path):
+  """All replicas have died, and come back with an earlier checkpoint."""
+  world, left = endpoint.World(), []
+
+  def run(steps, rate, **start):
+    def train(replica, result):
+      left.append(replica.run_id)
+      while replica.global_step < steps:
+        outcome = replica.step(jnp.full(3, rate))
+        checkpoint.save_if_due(tmp_path, replica, outcome, every=10)
+      raise runs.Killed
+
+    start = {"params": PARAMS, "k": 1, "n": 1, "opt": optax.sgd(1.0)} | start
+    result = runs.Result()
+    runs.start(runs.make(world, 0, **start), train, result).join(60.0)
+    assert isinstance(result.error, runs.Killed)
+
+  run(35, 1.0)
+  for rate in (0.5, 0.25):
+    run(25, rate, **_restored(tmp_path / "step-00000010"))
+    assert _found(tmp_path) == (20, -10.0 - 10 * rate)
+  run(33, 2.0, **_restored(tmp_path / "step-00000020"))
+  assert _found(tmp_path) == (30, -32.5)
+  assert [_names(tmp_path / "left" / run_id) for run_id in left[:2]] == [
+    ["step-00000020", "step-00000030"],
+    ["step-00000020"],
+  ]
+
+
+def test_checkpoints_stay_if_the_log_is_lost(tmp_path):
+  """The run goes on from what its replicas have, by another coordinator."""
+  folder, secret = tmp_path / "checkpoints", b"a secret of enough bytes"
+  (port,) = addresses.free_ports()
+  start = lambda name: process.start(
+    secret, port=port, log=str(tmp_path / name)
+  )
+  first = start("first.log")
+  with contextlib.ExitStack() as stack:
+    stack.callback(first.kill)
+    replica = stack.enter_context(
+      coordinator.join(
+        optax.sgd(1.0),
+        PARAMS,
+        replica=0,
+        total_num_replicas=1,
+        coordinator_address=first.address,
+        start_coordinator=False,
+        secret=secret,
+        timeout=60.0,
+      )
+    )
+    for steps in (15, 20):
+      while replica.global_step < steps:
+        outcome = replica.step(jnp.ones(3))
+        checkpoint.save_if_due(folder, replica, outcome, every=10)
+      if steps == 15:
+        first.kill()
+        stack.callback(start("other.log").kill)
+    [(_, step)] = replica.lineage
+    replica.leave()
+  assert step == 15
+  assert _names(folder) == ["step-00000010", "step-00000020"]
 
 
 def test_late_replica_knows_the_lineage():

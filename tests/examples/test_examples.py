@@ -95,13 +95,13 @@ def test_launched_digits_resume_from_their_checkpoint(tmp_path):
   printed = launch(tmp_path, *flags, program=[*program, "2"])
   assert len(set(re.findall(r"ends at step 44, (\w+)", printed))) == 1
   saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-  assert saved == ["step-00000020", "step-00000040"]
+  assert saved == ["step-00000020", "step-00000040", "step-00000044"]
   lost = [r for r in records(tmp_path / "journal.jsonl") if r["kind"] == "lost"]
   assert [r["replica"] for r in lost] == [1]
-  # As if the last epoch had been lost.
+  # One more epoch.
   flags = ("--replicas", "1", "--resume")
   printed = launch(tmp_path, *flags, program=[*program, "3"])
-  assert re.findall(r"joins at step (\d+)", printed) == ["40"]
+  assert re.findall(r"joins at step (\d+)", printed) == ["44"]
   assert numbers(r"step 66: test accuracy ([\d.]+)%", printed)[0] > 90
   steps = [r["step"] for r in records(tmp_path / "metrics.jsonl")]
   assert set(steps) == set(range(1, 67))

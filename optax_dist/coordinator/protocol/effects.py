@@ -40,9 +40,13 @@ class UseRun(Struct):
 
   Attributes:
     nonce: nonce of the run; part of every signature.
+    name: of the run, in checkpoints.
+    lineage: the runs that it continues.
   """
 
   nonce: str
+  name: str
+  lineage: Lineage
 
 
 class Connect(Struct):
@@ -189,13 +193,11 @@ class Admitted(Struct):
 
   Attributes:
     incarnation: incarnation of the membership.
-    lineage: the runs that this one continues.
     ends_in: seconds in which its first step is expected to end without it; None
       if that waits for it, or is not known.
   """
 
   incarnation: Incarnation
-  lineage: Lineage = ()
   ends_in: float | None = None
 
 

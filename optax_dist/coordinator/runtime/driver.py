@@ -308,7 +308,9 @@ class Driver:
 
   def _use_run(self, effect: fx.UseRun) -> None:
     self._transport.use_run(effect.nonce.encode())
-    self.inbox.joined.run_id = entries.run_id(effect.nonce)
+    joined = self.inbox.joined
+    joined.run_id = entries.run_id(effect.nonce)
+    joined.name, joined.lineage = effect.name, effect.lineage
 
   def _publish(self, effect: fx.Publish) -> None:
     self.arrays.publish(effect)

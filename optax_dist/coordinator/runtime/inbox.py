@@ -46,6 +46,7 @@ class Joined:
 
   Attributes:
     run_id: identifies the run; "" until it is known.
+    name: of the run in checkpoints: another one whenever it begins again.
     lineage: the runs that it continues.
     incarnation: of the membership; -1 before the first.
     suspended: whether the replica is currently not a member.
@@ -55,6 +56,7 @@ class Joined:
   """
 
   run_id: str = ""
+  name: str = ""
   lineage: Lineage = ()
   incarnation: int = -1
   suspended: bool = False
@@ -124,9 +126,8 @@ class TrainingInbox:
       case fx.Taken() | fx.Resolved():
         before = self.published.before or self.published
         self._answers[event.sequence] = event, before
-      case fx.Admitted(incarnation, lineage, ends_in):
+      case fx.Admitted(incarnation, ends_in):
         joined = self.joined
-        joined.lineage = lineage
         joined.rejoins += joined.incarnation >= 0
         left = math.inf if ends_in is None else ends_in
         joined.round_ends = time.monotonic() + left

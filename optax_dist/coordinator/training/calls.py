@@ -195,7 +195,7 @@ class TrainingCalls:
         self.loop.ended(0)
     return participant.is_over
 
-  def finish(self, reason: str) -> None:
+  def finish(self, reason: str) -> Outcome:
     """See `Replica.finish`."""
     participant = self._participant
     if not self.finished():
@@ -208,6 +208,8 @@ class TrainingCalls:
         self.leave()
     if not participant.inbox.left:
       self.loop.ended(0)
+    participant.saving = None
+    return participant.outcome("finished", finished=True)
 
   def leave(self) -> None:
     """See `Replica.leave`."""

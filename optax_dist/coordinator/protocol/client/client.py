@@ -244,7 +244,6 @@ class Client:
     if self._connection.has_warned:
       self._warn_of_coordinator("is there again")
     self._connection.welcome()
-    self._out.append(fx.UseRun(welcome.nonce))
     # Members of another log had the same numbers.
     stays = not welcome.anew and welcome.incarnation == self.incarnation >= 0
     first = self._known.epoch < 0
@@ -405,7 +404,7 @@ class Client:
     if joined >= 0 and applier.is_usable:
       self._admitted = joined
       ends_in = self._known.ends_in(applier.step, now)
-      self._out.append(fx.Admitted(joined, self._known.lineage, ends_in))
+      self._out.append(fx.Admitted(joined, ends_in))
 
   def _leave(self) -> None:
     self._out.append(fx.Left())

@@ -9,6 +9,7 @@ from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   Process,
   Start,
+  run_id,
 )
 from optax_dist.coordinator.protocol.history import after
 from optax_dist.coordinator.protocol.messages import Welcome
@@ -63,7 +64,13 @@ class Known:
     """
     progress = self._progress_at.get(step, self.progress)
     digest = f"{self._process} at step {step}"
-    return Start(step, digest, progress, self.lineage)
+    lineage = (*self.lineage, (self._name, step))
+    return Start(step, digest, progress, lineage)
+
+  @property
+  def _name(self) -> str:
+    """Another one whenever the run begins, and other steps may have their numbers."""
+    return f"{run_id(self.nonce)}-{self.beginnings}"
 
   def welcomed(self, welcome: Welcome, joins: bool, now: float) -> None:
     """A coordinator says how far the run is.
@@ -80,6 +87,7 @@ class Known:
       self._progress_at.clear()  # Of other steps with these numbers.
     self._progress_at[self.read] = self.progress
     self.lineage = welcome.origin.lineage
+    self._out.append(fx.UseRun(self.nonce, self._name, self.lineage))
     if self._has_data:
       self._out.append(fx.Progressed(self.read, self.progress))
     if joins:
