@@ -316,7 +316,7 @@ class Submission:
 
   def waits(self) -> str:
     """What the training loop waits for; "" if it can go on."""
-    if self.seen.finished is not None or self.seen.left:
+    if self.seen.finished is not None:
       return ""
     if self.pending >= 0:
       if self.seen.answer(self.pending) is None:

@@ -137,8 +137,8 @@ class SynchronousLoop:
     return self._finish_step(waited)
 
   def _wait(self) -> None:
-    waits = self._participant.submission.waits
-    while what := waits():
+    waits, seen = self._participant.submission.waits, self._participant.inbox
+    while (what := waits()) and not seen.left:
       self._participant.wait(lambda: waits() != what, what)
 
   def _finish_step(self, waited: float = 0.0) -> Outcome:

@@ -15,7 +15,7 @@ class Told:
   def __init__(self, **fields):
     self.published = types.SimpleNamespace(step=0)
     self.joined, self.requested = Joined(incarnation=1), 1
-    self.finished, self.left = None, False
+    self.finished = None
     self.lease = (1, ())
     self.answers = {}
     vars(self).update(fields)
