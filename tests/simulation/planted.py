@@ -189,8 +189,8 @@ FAULTS = (
     "a replica leaves while others lack the state",
     f"{_COORDINATOR}.run",
     "Run._complete_departures",
-    "bool(late) or last",
-    "last",
+    "bool(late) or (last and self._ending.some_may_come(self._now))",
+    "last and self._ending.some_may_come(self._now)",
   ),
   Planted(
     "A9",
