@@ -23,13 +23,13 @@ _MAX_INT = (1 << 63) - 1
 Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MAX_INT, le=_MAX_INT)]
 Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INT)]
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=_MAX_INT)]
-# How many replicas or processes there are, each of which may have to be named.
+# The most replicas or processes that a message may speak of: an error may name each.
 MOST_NAMED = 1 << 16
 Several: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST_NAMED)]
 Finite: TypeAlias = Annotated[
   float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
 ]
-# What a clock can have measured: sums of some are finite, too.
+# A duration that a clock can have measured; small enough that sums stay finite.
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 
 #: A copy of a struct with other values in some of its fields.
@@ -64,13 +64,13 @@ class Struct(
 
 
 class Codec(Generic[T]):
-  """Encodes and decodes the structs of a union, told apart by their names."""
+  """Encodes and decodes the structs of a union, distinguished by their names."""
 
   def __init__(self, kind: Any):
     """Creates a codec.
 
     Raises:
-      TypeError: a type can't be told apart from another in its union.
+      TypeError: a type can't be distinguished from another one in its union.
     """
     self._encode = msgspec.msgpack.Encoder().encode
     self._decode = msgspec.msgpack.Decoder(kind).decode

@@ -1,4 +1,4 @@
-"""What the rules of a run need to know."""
+"""A run's configuration: what follows from its job, and which replica this is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from optax_dist.ledger import NOTHING_DONE, Progress, Spans, tree
 #: The mean of inline gradients, from their parts and bytes; pure.
 Average = Callable[[Sequence[Part], Sequence[bytes]], bytes]
 
-# Bytes of what all gradients of a step say of their data.
+# Upper limit, in bytes, of the batch labels of all gradients of a step.
 _MOST_TEXT = 512 << 10
 
 
@@ -35,10 +35,10 @@ class Config:
   Attributes:
     job: what all replicas have in common.
     average: for the coordinator, the mean of inline gradients.
-    policy: makes the policy of a coordinator that keeps steps open and weighs,
-      given `timeout`; None: a step closes by itself.
+    policy: creates, from `timeout`, a policy that keeps steps open and weighs
+      gradients; None if a step closes by itself.
     check_inline: raises a ValueError if inline gradients of the job can't be averaged;
-      called with the first of them, since it takes a while.
+      called when the first of them arrives, since the check takes a while.
   """
 
   job: Job
@@ -52,7 +52,7 @@ class Config:
     return self.job.rules
 
   def check(self) -> None:
-    """Refuses numbers that make no run: whoever calls may say anything.
+    """Refuses numbers that make no run: they come from other processes, unchecked.
 
     Raises:
       ValueError: the message says why.
@@ -115,18 +115,18 @@ class Config:
     return not (
       self.inline
       or rules.alone
-      or self.deterministic  # Only the coordinator knows who has which slots.
-      or self.policy is not None  # The weights follow later.
+      or self.deterministic  # Only the coordinator knows which member has which slots.
+      or self.policy is not None  # It sets the weights when a step closes.
       or rules.replicas_to_aggregate > rules.total_num_replicas
     )
 
   def most_text(self, gradients: int) -> int:
-    """Bytes of what a submission may say of the data of so many gradients."""
+    """Upper limit, in bytes, of the batch labels of a submission of `gradients`."""
     k, n = self.rules.replicas_to_aggregate, self.rules.total_num_replicas
     return 2 + min(gradients, k) * (most_text(k, n) + 1)
 
   def inline_size(self, data: Spans) -> int:
-    """The bytes of an inline gradient on these samples; 0 if none is inline."""
+    """The bytes of an inline gradient on these samples; 0 if not sent inline."""
     whole = self.rules.inline_bytes or 0
     if not self.deterministic:
       return whole
@@ -164,9 +164,9 @@ class Config:
 
 
 def most_text(replicas_to_aggregate: int, total_num_replicas: int) -> int:
-  """Bytes of what one gradient may say of its data, as JSON.
+  """Upper limit, in bytes, of the batch labels of one gradient, as JSON.
 
-  What those of a step say is one record of the log, and one message.
+  The labels of all gradients of a step have to fit into one record and one message.
   """
   return _MOST_TEXT // max(replicas_to_aggregate, total_num_replicas)
 
@@ -182,8 +182,8 @@ class Me:
     start: the state that it starts with.
     coordinator: name of the coordinator's process.
     coordinator_address: address of its transport.
-    wants_inner: whether it takes the state of another's own optimizer if it joins a
-      run that goes on.
+    wants_inner: whether a replica that joins a running run takes over the state of
+      another replica's own optimizer.
     follows: earlier memberships of its program (`messages.Hello`).
   """
 

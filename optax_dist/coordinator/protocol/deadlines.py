@@ -2,14 +2,14 @@
 
   a member's `transfer` < `round` < the run's own timeout < a replica's own wait
 
-So whoever lacks bytes names the member that they should come from long before
-the coordinator ends the run, and the coordinator says why before replicas end by
-themselves. Three durations decide all of them: `timeout`,
-`transfer_timeout` and `silence_timeout` of `join`. Two limits follow what was
-seen, by a `Rule`: the silence of a connection, and a step inside a replica.
+So a member that lacks bytes names the member that stalls long before the coordinator
+ends the run, and the coordinator gives its reason before replicas end by themselves.
+Three durations decide all deadlines: `timeout`, `transfer_timeout` and
+`silence_timeout` of `join`. Two limits adapt to observed durations, by a `Rule`: the
+silence of a connection, and a step inside a replica.
 
-The core's clock stands still while its process does (`Transport.now`), so time
-asleep counts against nobody.
+The core's clock stands still while its process is stopped (`Transport.now`), so no
+deadline expires because a process was asleep.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import dataclasses
 
 from optax_dist.coordinator.protocol.liveness import Rule
 
-# Some 30 years, in seconds, which every clock can wait for.
+# Some 30 years, in seconds: a wait that every operating system's timer can represent.
 LONGEST = 1e9
 # Defaults, in seconds.
 _TRANSFER, _RECONNECT = 10.0, 5.0
-# A slice of the mean can come only once its owner has all gradients, so it may
-# take longer than they; then a member that misses a gradient reports first.
+# A member can send its slice of the mean only once it has all gradients. So the mean
+# may take longer than the gradients, and a member that lacks a gradient reports first.
 _MEAN = 1.5
 
 
@@ -33,10 +33,10 @@ class Deadlines:
 
   Attributes:
     transfer: after this long without a byte of a member's gradient, another member
-      reports that it is missing; also for a snapshot, and for what a
-      coordinator should answer at once.
-    mean: the same for a member's slice of the mean, once the gradients have moved.
-    round: how long a round, or a call for gradients, may take before others look.
+      reports that gradient as missing; also the limit for a snapshot, and for
+      messages that a coordinator should answer at once.
+    mean: the same for a member's slice of the mean, once the gradients were sent.
+    round: how long an early round may take before it is announced again.
     reconnect: how long members have to call a coordinator that has started again;
       pauses between calls are based on it.
     silence: how long a peer may be silent at most.

@@ -2,8 +2,8 @@
 
 They are executed in order, and none of them waits: slow operations are started,
 and their end is an input. An effect that can't be executed any more (a lost
-peer, a cancelled round) is ignored without an error; the input with the
-reason has come or is about to.
+peer, a cancelled round) is ignored without an error: an input gives the core the
+reason, or has done so already.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Send(Struct):
 class Append(Struct):
   """Appends a record to the log: all following effects happen once it is there.
 
-  If it can't be written, the process ends instead: what it has decided must not be
-  known to anybody.
+  If the record can't be written, the process ends instead: no other process may learn
+  of a decision that the next coordinator won't find in the log.
   """
 
   record: Record
@@ -97,20 +97,20 @@ class Aggregate(Struct):
   """A replica's part in an aggregation: reduce-scatter, then gather.
 
   A member averages its slice of all members' gradients, in the order of `parts`,
-  sends the mean of it to members and readers, and gathers the other slices. A
+  sends the mean of that slice to members and readers, and gathers the other slices. A
   reader only gathers; it starts along with the members, which have nothing to send
   at first. Answers `Done` or `Failed`, once, unless it was cancelled.
 
-  An early one may begin long before the others have a gradient: it has no
-  deadline, and ends by success, `Release`, or the loss of a peer. Any other fails
-  if nothing moves for a member's `Deadlines.transfer` (`Deadlines`).
+  An early aggregation may begin long before the other members have a gradient: it has
+  no deadline, and ends by success, `Release`, or the loss of a peer. Any other
+  aggregation fails after a member's `Deadlines.transfer` without progress.
 
   Attributes:
     round: its id, from which transfer ids are derived.
     parts: the gradients, in order.
-    peers: their owners, each once, in the same order.
+    peers: the members whose gradients these are, each once, in the same order.
     readers: other replicas that gather the mean.
-    me: the index of the receiver in `peers`; None for a reader.
+    me: the index of this replica in `peers`; None for a reader.
   """
 
   round: RoundId
@@ -123,18 +123,18 @@ class Aggregate(Struct):
 class Release(Struct):
   """Frees a round: its mean and slices are no longer needed.
 
-  If it has not ended, it is cancelled, without an answer.
+  If the round's aggregation has not ended, it is cancelled, without an answer.
   """
 
   round: RoundId
 
 
-# The replica's state. The core counts steps; the driver holds the arrays. There
-# is one published state, and at most one that is computed ahead of it. `Serve`
-# and `Fetch` are effects as the coordinator sends them: a published state is
-# served at once, and ends by itself; a fetched one is answered by
-# `SnapshotFetched`, or by `SnapshotFailed` as if nothing moves for a member's
-# `Deadlines.transfer`. Another `Fetch` replaces it.
+# The replica's state. The core counts steps; the driver holds the arrays. There is one
+# published state, and at most one that is computed ahead of it. The coordinator's
+# messages `Serve` and `Fetch` are also effects. `Serve` sends the published state at
+# once, and has no answer. `Fetch` is answered by `SnapshotFetched`, or by
+# `SnapshotFailed`, for instance after `Deadlines.transfer` without progress. Another
+# `Fetch` replaces the one before.
 
 
 class Apply(Struct):
@@ -144,8 +144,8 @@ class Apply(Struct):
   another `Apply`. The computation may be in the background.
 
   Attributes:
-    mean: the round that has made it, or the bytes of an inline mean.
-    hyperparams: set before it is applied.
+    mean: the round whose mean is applied, or the bytes of an inline mean.
+    hyperparams: values to set before the mean is applied.
   """
 
   mean: RoundId | bytes
@@ -153,16 +153,16 @@ class Apply(Struct):
 
 
 class Publish(Struct):
-  """Publishes the state computed by `Apply`: its step is decided.
+  """Publishes the state computed by `Apply`: its step is committed.
 
-  If it is still being computed, everything that reads the state waits for it.
+  If the state is still being computed, everything that reads it waits.
   The previous state is kept until a directly following `Resolved` has been
   handled (a strategy may need both).
 
   Attributes:
     step: the step of the new state.
     save: whether all replicas save this state: the driver keeps it until it was
-      saved, or a later one replaces it.
+      saved, or a later state to save replaces it.
   """
 
   step: int
@@ -182,19 +182,19 @@ class TakeFingerprint(Struct):
   step: int
 
 
-# For the training loop, which also gets `Call` as the coordinator sends it.
+# For the training loop. The coordinator's message `Call` is also such an effect.
 
 
 class Admitted(Struct):
   """The replica is admitted, and its published state is that of the run.
 
-  Sent the first time, and again after it was removed and has rejoined: then
-  everything it has computed since is worthless.
+  Sent the first time, and again after the replica was removed and has rejoined: then
+  all gradients that it has computed since its removal are void.
 
   Attributes:
     incarnation: incarnation of the membership.
-    ends_in: seconds in which its first step is expected to end without it; None
-      if that waits for it, or is not known.
+    ends_in: seconds in which the replica's first step is expected to end without its
+      gradient; None if the step waits for the replica, or if the end is not known.
   """
 
   incarnation: Incarnation
@@ -216,18 +216,18 @@ class Progressed(Struct):
 
 
 class SetRequested(Struct):
-  """Sets how many gradients to sum in a submission from now on; 1 before.
+  """Sets how many gradients to sum in a submission from now on; 1 at first.
 
-  It precedes the `Taken` or `Resolved` that it comes with.
+  If the same message resolves a submission, this comes before `Taken` or `Resolved`.
   """
 
   count: int
 
 
 class Taken(Struct):
-  """The submission is accepted, and more gradients are requested for the same step.
+  """A submission is accepted, and more gradients are requested for the same step.
 
-  They are another submission. `Resolved` follows for each of them.
+  These make another submission. `Resolved` follows for each of the two.
   """
 
   sequence: int
@@ -238,11 +238,11 @@ class Resolved(Struct):
 
   Attributes:
     sequence: the submission.
-    reason: "" if it was part of a commit; otherwise a value of `quorum.Reason`.
-      "lost": it is unknown whether it counted.
-    step: if it was part of a commit, the number of steps after it.
+    reason: "" if the gradient was part of a commit; otherwise a value of
+      `quorum.Reason`. After "lost" it is unknown whether the gradient counted.
+    step: if the gradient was part of a commit, the number of steps after that commit.
     members: the ids of the replicas in that commit.
-    staleness: its staleness, in steps.
+    staleness: the gradient's staleness, in steps.
   """
 
   sequence: int
@@ -265,10 +265,12 @@ class Finished(Struct):
 class Fail(Struct):
   """The run can't continue for this replica: all its waits raise this error.
 
-  The core does nothing more. Attributes:
+  The core does nothing more.
+
+  Attributes:
     error: the name of a class of `coordinator.errors`.
     reason: the message.
-    final: whether a process that took its place would fail in the same way.
+    final: whether a process that replaces this one would fail in the same way.
   """
 
   error: Literal["CoordinatorError", "JoinRefused", "RunFinished", "Diverged"]
@@ -294,7 +296,7 @@ class Log(Struct):
   text: str
 
 
-# What a training loop is notified of: the answer to a submission, and the rest.
+# What a training loop is notified of: answers to its submissions, and other news.
 Answer: TypeAlias = Taken | Resolved
 Notice: TypeAlias = (
   Admitted

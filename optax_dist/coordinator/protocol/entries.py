@@ -29,16 +29,16 @@ ReplicaId: TypeAlias = Integer | str
 Process: TypeAlias = str
 # The number of a membership: unique in a run, and increasing.
 Incarnation: TypeAlias = Natural
-# The runs that a run goes on from, the first one first: of each its id, and the
-# step that the next one has gone on from.
+# The runs that a run continues, the oldest first. For each: the run's id, and the step
+# from which the next run continued.
 Lineage: TypeAlias = tuple[tuple[str, Natural], ...]
 
 
 def as_lineage(value: Any) -> Lineage:
-  """Checks a lineage from outside; None for that of a run that begins anew.
+  """Checks a lineage that a caller passes; None is the lineage of a new run.
 
   Raises:
-    ValueError: it is none.
+    ValueError: the value is not a lineage.
   """
   try:
     return msgspec.convert(() if value is None else value, Lineage)
@@ -56,17 +56,17 @@ class Start(Struct):
     step: its step.
     digest: digest of its arrays.
     progress: the samples included in it.
-    lineage: the runs that it comes from.
+    lineage: the runs that led to this state.
   """
 
-  # The run goes on from there, and counts in 64 bits.
+  # Bounded, since the run counts on from this step in 64 bits.
   step: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
   digest: str = ""
   progress: Progress = NOTHING_DONE
   lineage: Lineage = ()
 
   def is_same(self, other: Start) -> bool:
-    """Whether it has the same arrays at the same step."""
+    """Whether both states have the same arrays at the same step."""
     return (self.step, self.digest) == (other.step, other.digest)
 
 
@@ -92,8 +92,8 @@ class Departed(Struct):
   Attributes:
     member: its last membership.
     left: whether it left gracefully; otherwise it was lost, and may come back.
-    step: how many steps had been committed by then; -1 if the run has begun again
-      since, and its state is not the run's any more.
+    step: how many steps were committed when it departed; -1 if the run has begun again
+      since, so that its state is no longer a state of the run.
   """
 
   member: Member
@@ -104,14 +104,14 @@ class Departed(Struct):
 class RoundId(Struct):
   """Identifies an aggregation round within the run.
 
-  A replica contributes at most one gradient under an id, so all that complete
-  a round with the same id have the same mean.
+  A replica contributes at most one gradient under an id, so all replicas that
+  complete a round with the same id have the same mean.
 
   Attributes:
-    epoch: of the coordinator that announced it.
+    epoch: epoch of the coordinator that announced the round.
     step: the step being taken.
-    number: the rounds that this coordinator has announced, counted from 1.
-    early: whether it was announced before its gradients had come.
+    number: distinguishes this coordinator's rounds for the step.
+    early: whether the round was announced before its gradients had been submitted.
   """
 
   epoch: Natural
@@ -149,7 +149,7 @@ class Leased(Struct):
 
   Attributes:
     incarnation: the membership that they are leased to.
-    spans: the samples, in order; if empty, it waits for some.
+    spans: the samples, in order; if empty, the member waits for samples.
   """
 
   incarnation: Incarnation
@@ -188,8 +188,9 @@ class Rules(Struct):
     silence_timeout: how long a peer may be silent.
     stall_warning: time to wait before the missing replicas are reported.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
-    max_skipped: samples that may be skipped because gradients on them are not
-      finite, before the end of the data is an error; None for those of a step.
+    max_skipped: how many samples may be skipped because gradients on them are not
+      finite, before the end of the data is an error; None for the samples of one
+      step.
   """
 
   replicas_to_aggregate: Positive = 1
@@ -216,8 +217,8 @@ class Fragments(Struct):
     period: the fastest learner's steps between two rounds of a fragment.
     overlap: steps that a learner trains on before it mixes in a merge.
     safety: the share of the slack that the grace window may use, from 0 to 1.
-    max_staleness: how many rounds of its fragment a contribution may have missed;
-      it is carried into the next one, with a lower weight.
+    max_staleness: how many rounds of its fragment a contribution may have missed; the
+      contribution is carried into the next round, with a lower weight.
   """
 
   fragments: Positive
@@ -237,11 +238,11 @@ class Job(Struct):
     leaves: shapes and dtypes of a gradient's arrays, if gradients are sent
       inline: the coordinator averages them.
     wire: their wire format.
-    data: the samples that it leases; None if none are.
+    data: the samples that the coordinator leases; None if it leases none.
     fragments: the rules of Decoupled DiLoCo; None for the quorum's rules alone.
     about: the run's first line in the journal, as JSON text.
     journal: path of the journal; "" for none.
-    run: its name, where one coordinator has several.
+    run: the run's name, if several runs share one coordinator's address.
   """
 
   agreement: tuple[tuple[str, str], ...]
@@ -256,7 +257,7 @@ class Job(Struct):
 
 
 def run_id(nonce: str) -> str:
-  """What people see of a run's nonce, for that is part of signatures."""
+  """The run's public id: a digest, since the nonce itself is part of signatures."""
   return hashlib.sha256(nonce.encode()).hexdigest()[:12]
 
 
@@ -264,8 +265,8 @@ class Epoch(Struct):
   """A coordinator has started, has started again, or continues as if it had.
 
   Attributes:
-    number: how many there were before.
-    nonce: a random text; that of the first one is part of all signatures between
+    number: the epoch's number, counted from 0; it only goes up.
+    nonce: a random text; the first epoch's nonce is part of all signatures between
       members.
   """
 
@@ -274,9 +275,9 @@ class Epoch(Struct):
 
 
 class Began(Struct):
-  """The run begins from a state, or begins again: from the newest that there is.
+  """The run begins from a state, or begins again from the newest state that is left.
 
-  All memberships end: who is there joins again.
+  All memberships end: replicas that are still alive join again.
 
   Attributes:
     start: the state.
@@ -316,7 +317,7 @@ class Change(Struct):
 
   Attributes:
     process: the process.
-    number: its requests so far; each counts once.
+    number: how many requests the process has made so far; each is applied once.
     values: the numbers.
   """
 
@@ -331,15 +332,15 @@ class Committed(Struct):
   Attributes:
     round: the one that computed the mean.
     parts: the gradients in the mean, in replica order.
-    mean: the mean's bytes, if gradients are sent inline; None: members and
-      readers have it from their aggregation.
+    mean: the mean's bytes, if gradients are sent inline; if None, members and
+      readers have the mean from their aggregation.
     save: whether the state after this step is the one that all replicas save.
     details: fields for the journal; one for each part.
     dropped: for each reason, how many gradients the run has dropped so far.
     leases: the samples that members compute on next, if a ledger leases them;
-      they are not in a committed step.
-    skipped: samples that are given up because their gradients were never
-      finite; those of a deterministic step count as zeros in it.
+      none of these samples are in a committed step.
+    skipped: samples that are abandoned because their gradients were never finite;
+      in a deterministic step they count as zeros.
     changes: hyperparameters that all replicas set, in this order, before they apply
       the mean.
   """
@@ -356,7 +357,7 @@ class Committed(Struct):
 
   @property
   def hyperparams(self) -> Hyperparams:
-    """The numbers that they are set to: the last change of a name decides."""
+    """The values after all changes: the last change of a name decides."""
     latest: dict[str, float] = {}
     for change in self.changes:
       latest.update(change.values)
@@ -381,7 +382,7 @@ class Ended(Struct):
 
 
 class Compacted(Struct):
-  """All that the log said so far, in place of it: an encoded `history.History`."""
+  """Replaces all entries before it by their result, an encoded `history.History`."""
 
   history: bytes
 

@@ -26,7 +26,7 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.ledger import NOTHING_DONE, Progress
 
-# Commits that are kept for members that have missed some.
+# How many commits are kept for members that have missed some.
 RECENT = 64
 
 
@@ -37,11 +37,12 @@ class History:
   Attributes:
     epoch: the number of the last coordinator; -1 for none.
     nonce: that of the first one.
-    starts: the step at which each coordinator has started: one that a member has
-      followed may have come further, if the log has lost what was written last.
+    starts: the step at which each coordinator started, by epoch. If the log has lost
+      its last entries, a member may know of later steps of a coordinator
+      (`has_lost`).
     beginnings: how often the run has begun.
     job: what replicas have in common; None before the run has begun.
-    origin: the state that it began from, the last time.
+    origin: the state that the run began from, the last time.
     step: how many steps were committed since step 0.
     next_incarnation: incarnation of the next membership.
     members: the current members, by incarnation.
@@ -92,15 +93,15 @@ class History:
 
   @property
   def has_committed(self) -> bool:
-    """Whether its last coordinator has committed a step."""
+    """Whether the last coordinator has committed a step."""
     return self.step != self.starts[self.epoch]
 
   def has_lost(self, epoch: int, step: int) -> bool:
-    """Whether the log has lost steps that a coordinator has told of.
+    """Whether the log has lost steps that a coordinator sent to a member.
 
     Args:
-      epoch: of the coordinator.
-      step: how many steps it has told of.
+      epoch: the coordinator's epoch.
+      step: how many steps the member knows of.
     """
     later = [s for number, s in self.starts.items() if number > epoch]
     return step > min([self.step, *later[:1]])
@@ -125,7 +126,7 @@ class History:
       case Began(start, job):
         self.beginnings += 1
         if self.ended is not None or self.job != job:
-          # It is another run.
+          # This is another run, so nothing of the earlier one counts.
           self.departed.clear()
           self.applied, self.dropped = 0, ()
         self.ended = None
@@ -167,7 +168,7 @@ class History:
         assert_never(entry)
 
   def compacted(self) -> Compacted:
-    """All of it, as one entry."""
+    """The whole history, as one entry."""
     return Compacted(_HISTORIES.encode(self))
 
 

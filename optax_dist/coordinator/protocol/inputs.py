@@ -2,8 +2,8 @@
 
 The driver creates them, one at a time and in the order of the events, and adds
 the time: seconds of a monotonic clock. The core never asks for the time, and
-never waits. It has no arrays: the driver knows those of an aggregation by the
-round, those of a state by the transfer, and gradients by the submission.
+never waits. It has no arrays: the driver finds the arrays of an aggregation by the
+round, those of a state by the transfer, and a gradient by its submission.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class PeerLost(Struct):
 
   Attributes:
     peer: the peer.
-    how: "refused" if it has another secret, run or version; "gone" if its
-      process has ended, since nobody or another one is at its address; "broken" if
-      the connection was closed; other kinds (left, silent, unreachable) are
-      equivalent to the core.
+    how: "refused" if the peer has another secret, run or version; "gone" if its
+      process has ended, as no process or another one listens at its address; "broken"
+      if the connection was closed; "unreachable" if its host does not answer; other
+      kinds (left, silent).
     reason: human-readable explanation.
   """
 
@@ -79,8 +79,8 @@ class SnapshotFailed(Struct):
   reason: str
 
 
-# What a replica tells its coordinator is an input as it is, once it has happened
-# in an aggregation, or is wanted by the training loop.
+# A message of a replica to its coordinator is also an input of the replica's core: an
+# aggregation or the training loop creates it, and the core sends it on.
 Input: TypeAlias = (
   Started
   | TimePassed

@@ -1,10 +1,10 @@
-"""The journal's records, which a coordinator notes.
+"""The journal's records, which a coordinator writes.
 
 docs/simulate.md describes the file, which has one JSON object per record: its
 `kind`, its time, and its fields. Optional fields are null when unknown.
 
-The time is that of the line. All times in a record are durations, or ages:
-seconds before it. No host's clock means anything to the readers of a journal.
+All other times in a record are durations, or ages: seconds before the record's time.
+No host's clock means anything to the readers of a journal.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from optax_dist.coordinator.protocol.codec import Finite, Seconds
 from optax_dist.coordinator.protocol.entries import Committed, Ended
 from optax_dist.ledger import Span
 
-#: Of the journal's format.
+#: Version of the journal's format.
 VERSION = 1
 
-# As others report it: any whole number, or a text.
+# A replica's id as the journal has it: any whole number, or a text.
 _Id: TypeAlias = int | str
 
 
@@ -34,8 +34,8 @@ class Record(msgspec.Struct, frozen=True, tag_field="kind"):
 class Run(Record, tag="run"):
   """The first record of a run.
 
-  The coordinator notes only the step. Its driver adds the rest: the caller's options,
-  and when the run began.
+  The core writes only the step. The coordinator's driver adds the rest: the caller's
+  options, and when the run began.
   """
 
   version: int
@@ -60,7 +60,7 @@ class Coordinator(Record, tag="coordinator"):
   """A coordinator has started, or started again.
 
   Attributes:
-    epoch: how many have started before.
+    epoch: how many coordinators have started before.
   """
 
   step: int
@@ -101,9 +101,9 @@ class Audit(Record, tag="audit"):
   """Two replicas have computed different gradients of the same micro-batch.
 
   Attributes:
-    slot: its number in the step.
-    digests: of the gradient, by replica.
-    evicted: the replicas that differ from two that agree; none if no other one
+    slot: the micro-batch's number in the step.
+    digests: each replica's digest of the gradient.
+    evicted: the replicas that differ from two that agree; empty if no other replica
       was left to decide.
   """
 
@@ -128,7 +128,7 @@ class Stuck(Record, tag="stuck"):
 
 
 class Process(Record, tag="process"):
-  """What a launcher notes: which process a replica is, or how that has ended."""
+  """A launcher's record: which process a replica is, or how that process ended."""
 
   replica: _Id
   host: str
@@ -139,20 +139,20 @@ class Process(Record, tag="process"):
 class Timings(msgspec.Struct, frozen=True):
   """How a replica spent its time up to a submission.
 
-  In seconds. What follows a submission can only be sent with the next one:
-  `waited`, `exchanged` and `applied` refer to the previous submission, and are 0
-  if there was none.
+  In seconds. `waited`, `exchanged` and `applied` happen after a submission, so they can
+  only be sent with the next one: they refer to the previous submission, and are 0 if
+  there was none.
 
   Attributes:
     total: from the beginning of the computation until it was submitted.
-    compiled: part of that in which JAX traced and compiled.
-    cpu: CPU time of all of the process's threads in it; more than `total` if
+    compiled: the part of `total` in which JAX traced and compiled.
+    cpu: CPU time of all of the process's threads during `total`; more than `total` if
       several cores were busy.
-    encoded: time to encode the gradient as bytes; if that happens while it is
-      sent, time to check that it is finite.
+    encoded: time to encode the gradient as bytes; if the gradient is encoded while it
+      is sent, time to check that it is finite.
     waited: from the previous submission until the computation could continue.
-    exchanged: part of that, from the start of the exchange to its mean.
-    applied: part of that, for the update.
+    exchanged: the part of `waited` from the start of the exchange to its mean.
+    applied: the part of `waited` that the update took.
     bytes_in: bytes of means and states received since the last submission.
     bytes_out: bytes of gradients, means and states sent since then.
   """
@@ -172,7 +172,7 @@ class Member(msgspec.Struct, frozen=True):
   """A gradient in a `Commit`.
 
   Attributes:
-    batches: what its replica says of its data, as JSON text.
+    batches: the label that its replica gave its data, as JSON text.
     compute: seconds that computing it took.
     age: seconds since it arrived at the coordinator.
     data: the samples that it was computed on, if they are leased.
@@ -196,7 +196,7 @@ class Commit(Record, tag="commit"):
 
   Attributes:
     members: its gradients, in replica order.
-    skipped: samples that it gives up because their gradients were never finite;
+    skipped: samples that the step abandons because their gradients were never finite;
       with deterministic data they count as zeros.
     hyperparams: set before the mean was applied (`Replica.set_hyperparams`).
   """
@@ -237,7 +237,7 @@ class Stall(Record, tag="stall"):
   """A step is slow.
 
   Attributes:
-    missing: the replicas that it waits for, by what they do: computing,
+    missing: the replicas that the step waits for, by what they do: computing,
       reporting, absent.
     dropped: how many gradients were dropped since the last step, by replica and
       reason.
@@ -269,7 +269,7 @@ class CannotProceed(Record, tag="cannot_proceed"):
     have: how many replicas can contribute.
     needed: how many must contribute.
     missing: the replicas that are absent.
-    final: whether no return of a lost replica would help.
+    final: whether the quorum is lost even if lost replicas return.
   """
 
   step: int
@@ -298,7 +298,7 @@ class Gap(Record, tag="gap"):
 
   Attributes:
     lines: how many.
-    seconds: for how long it could not be; None if that is not known.
+    seconds: for how long the file could not be written; None if that is not known.
   """
 
   lines: int
@@ -343,7 +343,7 @@ def committed(
 
   Args:
     commit: its entry.
-    timings: those of its parts, as reported; None if unknown.
+    timings: the timings that each part's replica reported; None if unknown.
   """
   timings = timings or (None,) * len(commit.parts)
   members = tuple(

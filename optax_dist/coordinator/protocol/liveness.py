@@ -1,10 +1,10 @@
 """Adaptive deadlines for recurring events, from the durations seen so far.
 
 An accrual failure detector (Hayashibara et al., The phi accrual failure
-detector, 2004) gives up what is late compared with the past. Akka fits a normal
-distribution to it, Cassandra an exponential one; step times are neither, so
-here the deadline is a multiple of the observed 99th percentile. A pure rule:
-its inputs are durations, and it has no clock.
+detector, 2004) suspects a peer that is late compared with its past. Akka fits a
+normal distribution to past durations, Cassandra an exponential one. Step times follow
+neither, so here the deadline is a multiple of the observed 99th percentile. The rule
+is pure: its inputs are durations, and it has no clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import math
 
 QUANTILE = 0.99
 
-# Durations that count; the percentile is recomputed after so many.
+# How many of the latest durations count, and after how many new ones the percentile is
+# recomputed.
 _LATEST, _REFRESH = 1000, 16
 
 
@@ -70,7 +71,7 @@ class Silence:
     latest.append(seconds)
     self.count += 1
     if self.count == 2 * least:
-      # Programs were compiled at the start.
+      # The first durations include the compilation of programs.
       for _ in range(least):
         latest.popleft()
     few = self.count < 4 * least
@@ -80,7 +81,7 @@ class Silence:
 
   @property
   def deadline(self) -> float:
-    """How long to wait for the next one, in seconds."""
+    """How long to wait for the next event, in seconds."""
     rule = self.rule
     least = rule.first if self.count < rule.least else rule.floor
     return min(rule.ceiling, max(least, rule.factor * self.quantile))

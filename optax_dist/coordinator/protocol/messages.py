@@ -58,26 +58,27 @@ class Hello(Struct):
     replica: the sender's id.
     address: address of its transport.
     start: its state, from which the run may begin.
-    epoch: of the last coordinator that has welcomed it; -1 for none.
-    incarnation: of its membership, as far as it knows; -1 for none.
-    beginnings: how often the run had begun, when it was welcomed last.
-    read: how many steps it knows of.
-    applied: the step of its state; -1 if that is not the run's.
-    lease: samples that it computes on, or whose gradient has no answer yet.
-    follows: earlier memberships of its program, which are closed, each as the
-      digest of its run and its incarnation.
-    since, compute: seconds since it knows of the last one of these steps, and that its
-      last gradient took; 0 if unknown. A coordinator that has started again has not
-      seen the step begin.
-    nonce: of the run that has welcomed it; "" for none. In another log the same numbers
-      mean something else.
+    epoch: epoch of the last coordinator that welcomed the sender; -1 for none.
+    incarnation: the sender's membership, as far as it knows; -1 for none.
+    beginnings: how often the run had begun when the sender was last welcomed.
+    read: how many committed steps the sender knows of.
+    applied: the step of the sender's state; -1 if that state is not the run's.
+    lease: samples that the sender computes on, or whose gradient has no outcome yet.
+    follows: earlier, closed memberships of the same program, each as the id of its
+      run and its incarnation.
+    since, compute: seconds since the sender learned of the last of the `read` steps,
+      and seconds that its last gradient took; 0 if unknown. A coordinator that has
+      started again needs both, because it has not seen the step begin.
+    nonce: nonce of the run that welcomed the sender; "" for none. The same numbers
+      mean something else in another log.
   """
 
   job: Job
   replica: ReplicaId
   address: str
   start: Start
-  # A new log continues from it, and numbers of transfers have 31 bits of it.
+  # Bounded, since a new log continues from this epoch, and a transfer's id holds 31
+  # bits of the epoch.
   epoch: Annotated[int, msgspec.Meta(ge=-1, le=1 << 30)]
   incarnation: Integer
   beginnings: Natural
@@ -93,9 +94,10 @@ class Hello(Struct):
 class SubmitGradient(Struct):
   """A member submits a gradient.
 
-  Its training loop makes it, and waits for the outcome: one `effects.Resolved`, or
-  `effects.Taken` before. The coordinator answers by a commit, `RequestGradients` or
-  `Dropped`. A step may have several of one member, on the same parameters.
+  The member's training loop creates it, and waits for its outcome: one
+  `effects.Resolved`, or `effects.Taken` before. The coordinator answers by a commit,
+  `RequestGradients` or `Dropped`. A step may contain several gradients of one member,
+  all computed on the same parameters.
 
   Attributes:
     sequence: the sender's number of the submission, increasing.
@@ -109,10 +111,11 @@ class SubmitGradient(Struct):
     compute: seconds that computing it took, if known.
     timings: for the journal: where the sender's time went.
     data: its samples, if they are leased, in the order in which they were summed.
-    work: what the coordinator's policy must know of it; opaque to all others.
+    work: what the coordinator's policy must know of this gradient; opaque to all
+      others.
     applied: the step of the sender's state.
-    early: the early round that the sender has begun with it; None if it waits for
-      one.
+    early: the early round that the sender has begun with this gradient; None if the
+      sender waits for a round.
   """
 
   sequence: Natural
@@ -131,17 +134,20 @@ class SubmitGradient(Struct):
 
 
 class Done(Struct):
-  """A member or witness has the whole mean of a round; so its aggregation answers."""
+  """A member or witness has the whole mean of a round.
+
+  It is also the input by which that member's aggregation reports success.
+  """
 
   round: RoundId
 
 
 class Failed(Struct):
-  """A member or witness could not complete a round: the other answer.
+  """A member or witness could not complete a round: the opposite of `Done`.
 
   Attributes:
-    round: the round. After an early one another follows, and no replica is
-      considered failed.
+    round: the round. If it was an early round, another round follows, and no replica
+      is considered failed.
     failed_replica: the member whose bytes did not come; None if there is none.
     reason: human-readable explanation.
   """
@@ -154,8 +160,8 @@ class Failed(Struct):
 class Applied(Struct):
   """The sender's state has this many steps.
 
-  Sent after `Welcome`, since it may have more than at `Hello`, unless the sender
-  needs a snapshot; and as the answer to `Report`.
+  Sent as the answer to `Report`, and after `Welcome`, unless the sender needs a
+  snapshot: its state may have advanced since `Hello`.
   """
 
   step: Natural
@@ -178,7 +184,7 @@ class Leave(Struct):
 
   Attributes:
     lost: whether it leaves immediately because of an error, and counts as lost;
-      otherwise others first fetch what only it has.
+      otherwise the other members first fetch the state that only it has.
     reason: human-readable explanation, if it counts as lost.
     stacks: stacks of a stuck replica's threads.
     final: whether no other one can take its place, so that a run that needs it ends.
@@ -204,7 +210,7 @@ class SetHyperparams(Struct):
   """A member sets hyperparameters for all, with the next commit.
 
   Attributes:
-    values: those that are in no commit yet.
+    values: the hyperparameters that are in no commit yet.
     number: see `entries.Change`.
   """
 
@@ -239,12 +245,12 @@ class Welcome(Struct):
     incarnation: of the membership on this connection; -1 for none, if the run
       has ended.
     step: how many steps were committed.
-    progress: the samples in these.
-    anew: whether it needs one in any case, unless it has the state that the run
-      began from: what it has is not of this run, or not any more.
+    progress: the samples in these steps.
+    anew: whether the receiver's state is not (or no longer) a state of this run. It
+      then needs a snapshot, unless it has the state that the run began from.
     alone: whether there is no other member.
-    ends_in: seconds in which the present step is expected to end, if that does not
-      wait for the new member; None otherwise, or if it is not known.
+    ends_in: seconds in which the current step is expected to end, if that step does
+      not wait for the new member; None if it does, or if the end is not known.
     changes: the number of the receiver's last `SetHyperparams` that is in the log.
   """
 
@@ -262,21 +268,21 @@ class Welcome(Struct):
 
 
 class Round(Struct):
-  """Members aggregate, readers collect; members and witness answer.
+  """Announces a round: members aggregate, readers collect the mean.
 
-  It is sent to members and readers, and ends by the commit with this id, by
-  `Cancel`, by another round at this step, or by a later step.
+  Members and the witness answer with `Done` or `Failed`. The round ends by the commit
+  with its id, by `Cancel`, by another round for its step, or by a later step.
 
   Attributes:
     round: its id.
-    parts: the gradients to average, in this order. In an early round those are
-      gradients to come, without a `sequence`.
+    parts: the gradients to average, in this order. An early round is announced before
+      the gradients exist, so its parts have no `sequence` yet.
     peers: their owners, each once, in the same order.
     readers: other replicas that fetch the mean.
     witness: the reader that also answers, because it must hold the mean before
       the commit; None for none.
-    lag: how many steps the slowest reader is behind: that many more means are
-      kept.
+    lag: how many steps the slowest reader is behind: members keep that many more
+      means.
   """
 
   round: RoundId
@@ -294,14 +300,14 @@ class Cancel(Struct):
 
 
 class Dropped(Struct):
-  """The submission was dropped for this reason.
+  """A submission of the receiver was dropped.
 
   Attributes:
     sequence: the submission.
     reason: a value of `quorum.Reason`.
     count: how many gradients to sum in the next submission.
     lease: the samples that the receiver computes on next; empty if it has to
-      wait for some, or if none are leased.
+      wait for samples, or if the run leases none.
   """
 
   sequence: Natural
@@ -317,8 +323,8 @@ class RequestGradients(Struct):
   are leased and the lease is in no `Committed` or `Dropped`.
 
   Attributes:
-    sequence: the last submission that is accepted, and was not enough; -1 if there is
-      none.
+    sequence: the receiver's last submission that was accepted while the step still
+      needs more gradients; -1 if there is none.
     count: how many gradients to sum in the next submission.
     lease: the samples for them, if leased.
   """
@@ -331,7 +337,7 @@ class RequestGradients(Struct):
 class Call(Struct):
   """Others have contributed to this step: contribute now.
 
-  Sent if the policy says so, to members without a contribution in it.
+  Sent if the policy says so, to members without a contribution to this step.
   """
 
   step: Natural
@@ -378,8 +384,8 @@ class Stalled(Struct):
 
   Attributes:
     step: the step.
-    waited: seconds waited so far; 0.0 if it was found just now that too few
-      replicas are left.
+    waited: seconds waited so far; 0.0 for a warning that is not about time, such as
+      that too few replicas are left.
     missing: the missing replicas, human-readable.
   """
 
@@ -406,21 +412,23 @@ class Rejected(Struct):
   reason: str
 
 
-# Between the coordinator and a process of a replica of several that has yet to join.
+# Between the coordinator and the processes of a multi-process replica that has yet to
+# join.
 
 
 class Meet(Struct):
-  """The first message on a connection: looks for the others of its replica.
+  """The first message on a connection: looks for the replica's other processes.
 
   Attributes:
     run: name of the run.
     replica: id of the replica.
     index: which of its processes the sender is, from 0.
     count: how many processes it has.
-    address: ``host:port`` of process 0, where they meet; "" in others.
-    generation: of the `Met` that it had from an earlier coordinator; "" for none.
-    ended: why it will not join, though it lives on: it may wait for the others, which
-      wait for it; "" as long as it may.
+    address: ``host:port`` of process 0, where they meet; "" in other processes.
+    generation: generation of the `Met` that an earlier coordinator sent; "" for none.
+    ended: why this process will not join, although it is still alive; "" as long as
+      it may join. Without this text, the replica's processes might wait for each
+      other.
   """
 
   run: str
@@ -433,13 +441,17 @@ class Meet(Struct):
 
 
 class Awaited(Struct):
-  """The answer to `Meet` as long as these processes have not come."""
+  """The answer to `Meet` as long as some processes of the replica have not called.
+
+  Attributes:
+    missing: the indices of these processes.
+  """
 
   missing: tuple[Natural, ...]
 
 
 class Met(Struct):
-  """The answer to `Meet` once all have come.
+  """The answer to `Meet` once all processes of the replica have called.
 
   Attributes:
     generation: which start of the replica it is.
@@ -451,7 +463,11 @@ class Met(Struct):
 
 
 class Parted(Struct):
-  """The receiver's replica can't go on as it is: its processes end, for this reason."""
+  """The receiver's replica can't go on as it is: its processes end.
+
+  Attributes:
+    reason: human-readable explanation.
+  """
 
   reason: str
 
@@ -460,18 +476,19 @@ class Parted(Struct):
 
 
 class Host(Struct):
-  """The first message on a connection, and again whenever it changes.
+  """A launcher's report: its first message on a connection, resent on each change.
 
   Attributes:
     run: name of the run.
     rank: index of the host among those of the job.
-    options: those that all launchers of the job must have been given alike.
+    options: the options that must be equal for all launchers of the job.
     launcher: which process the sender is, human-readable.
-    replicas: those that have processes on this host.
-    coming: of these, the ones that have been started or will be, and have never joined.
-    ended: of these, the ones that have ended, and have never joined.
-    given_up: why some of the latter do not start again; "" if they do.
-    ended_members: processes on this host that have been members, and have ended.
+    replicas: the replicas that have processes on this host.
+    coming: the replicas of this host that were started, or will be, and have never
+      joined.
+    ended: the replicas of this host that have ended, and have never joined.
+    given_up: why some of the ended replicas are not started again; "" if all are.
+    ended_members: processes on this host that were members, and have ended.
   """
 
   run: str

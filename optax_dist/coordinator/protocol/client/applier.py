@@ -1,9 +1,9 @@
 """From commits to the replica's state: rounds, means, updates, snapshots.
 
-The coordinator decides, this applies: in order, each commit once, as
-soon as its mean is here. If possible, a mean is applied to a speculative state
-before its commit is known. A replica that can't get a mean any more needs a
-snapshot, and continues from there.
+The coordinator decides, the `Applier` applies: in order, each commit once, as soon as
+its mean is here. If possible, a mean is applied to a speculative state before its
+commit is known. A replica that can't get a mean any more needs a snapshot, and
+continues from that state.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Applier:
   Attributes:
     step: the step of the published state.
     belongs_to_run: whether that state belongs to the run.
-    start: the start state that it is; None once it is a later one.
+    start: that state as a start state of the run; None once it was advanced.
     means: the rounds in which it takes part.
-    needs: whether it needs a snapshot, and why; "" if it doesn't.
-    fingerprints: those of its states.
+    needs: why it needs a snapshot; "" if it needs none.
+    fingerprints: says which states get a fingerprint.
   """
 
   def __init__(
@@ -64,8 +64,8 @@ class Applier:
       start: the state.
       fingerprint_every: steps between fingerprints; 0 for none.
       wants_inner: whether a replica that joins later needs a snapshot even if the
-        log has all means: it has the state of another's own optimizer, too.
-      submissions: told which steps are published.
+        log has all means: only a snapshot has the state of a replica's own optimizer.
+      submissions: notified of each published step.
       out: the list to which effects are appended.
       send: sends a message to the coordinator; returns whether it could.
     """
@@ -77,30 +77,31 @@ class Applier:
     self.start: Start | None = start
     self._todo: collections.deque[Committed] = collections.deque()
     self.means = Means(out, send)
-    # What it is asked for as soon as it has a step: snapshots, and word of its step.
+    # Requests of the coordinator that wait for a step: to serve snapshots, and to
+    # report that the step is reached.
     self._serves: list[Serve] = []
     self._report = -1
-    # Whether it has asked for a snapshot, and the one that it was told to fetch.
+    # Whether it has requested a snapshot, and the snapshot that it fetches.
     self._has_requested = False
     self._fetch: Fetch | None = None
-    # Whether it lacks the state of another's own optimizer, which it wants.
+    # Whether it wants the state of another replica's own optimizer, and lacks it.
     self._lacks_inner = wants_inner
 
   # Membership of the run.
 
   @property
   def current(self) -> bool:
-    """Whether the state is the run's, with everything applied that is known."""
+    """Whether the state is the run's, and all known commits are applied."""
     return self.is_usable and not self._todo
 
   @property
   def is_usable(self) -> bool:
-    """Whether the state is the run's, if perhaps not the latest one."""
+    """Whether the state is one of the run's, though perhaps not the latest."""
     return self.belongs_to_run and not self.needs
 
   @property
   def awaits(self) -> str:
-    """What it waits for to have the latest state; "" for nothing."""
+    """What the replica waits for to get the latest state; "" for nothing."""
     if self.needs:
       source = (
         self._fetch.source if self._fetch is not None else "no replica yet"
@@ -126,12 +127,12 @@ class Applier:
     return not runs and self._todo[0].mean is None
 
   def begin(self, origin: Start, step: int, alone: bool) -> None:
-    """Takes part from a step of the run on, or needs a snapshot.
+    """Takes part from the run's current step on, or needs a snapshot.
 
     Args:
       origin: the state that the run began from.
-      step: the step that the run is at; all commits before it were queued, or some
-        skipped.
+      step: the step that the run is at; commits before it were queued, unless some
+        were skipped.
       alone: whether there is no other member, which could serve a snapshot.
     """
     if not self.belongs_to_run and self.start is not None:
@@ -147,12 +148,12 @@ class Applier:
     self.apply_ready_commits()
 
   def begin_anew(self) -> None:
-    """What it has is not of this run, or not any more."""
+    """Notes that its state is not, or no longer, a state of this run."""
     self.belongs_to_run = False
     self.fingerprints.forget()
 
   def skip(self) -> None:
-    """Handles a gap: there are commits that it will never know."""
+    """Handles a gap: some commits will never reach this replica."""
     self.end()
     self._todo.clear()
 
@@ -172,7 +173,7 @@ class Applier:
     return None
 
   def aggregated(self, done: Done) -> None:
-    """Handles a mean that is here."""
+    """Handles a mean that has arrived."""
     if not self.means.aggregated(done):
       return
     if self.current and done.round.step == self.step:
@@ -180,7 +181,7 @@ class Applier:
     self.apply_ready_commits()
 
   def aggregate_failed(self, failed: Failed) -> None:
-    """Handles a mean that will not come."""
+    """Handles a failed aggregation, whose mean will not arrive."""
     self.means.failed(failed)
     self.apply_ready_commits()
 
@@ -198,7 +199,7 @@ class Applier:
       commit = self._todo[0]
       step = commit.round.step
       if step < self.step and self.belongs_to_run:
-        # A snapshot already included it.
+        # A snapshot already included this commit.
         self._todo.popleft()
         self._out += self._submissions.published(self.step)
         continue
@@ -208,7 +209,10 @@ class Applier:
       self._publish(commit)
 
   def _apply_commit(self, commit: Committed) -> bool:
-    """Computes the state after a commit, or sets why it can't."""
+    """Computes the state after a commit; returns whether it could.
+
+    If it never can, it requires a snapshot.
+    """
     step = commit.round.step
     if step > self.step:
       self._require_snapshot(f"it is at step {self.step} of {step}")
@@ -223,7 +227,8 @@ class Applier:
       return False
     if status == "runs":
       return False
-    # What was applied ahead of the commit could not know of these.
+    # A mean that was applied ahead of the commit was applied without the commit's
+    # hyperparameters, so it has to be applied again.
     if self.means.ahead != commit.round or hyperparams:
       self._apply(commit.round, hyperparams)
     return True
@@ -248,7 +253,7 @@ class Applier:
     self._answer_requests()
 
   def _answer_requests(self) -> None:
-    """Does what waits for this step."""
+    """Answers the coordinator's requests that waited for this step."""
     if not self.is_usable:
       return
     if self._serves:
@@ -267,13 +272,13 @@ class Applier:
       self.request_snapshot()
 
   def mark_stale(self, why: str) -> None:
-    """Notes that it needs a snapshot, if it wasn't noted before."""
+    """Notes why it needs a snapshot, unless a reason was noted before."""
     if not self.needs:
       self.means.ahead = None
       self.needs = why
 
   def report_state(self) -> None:
-    """Tells the coordinator which state is here: it may have come since the call."""
+    """Reports its step to the coordinator: it may have advanced since `Hello`."""
     if self.is_usable:
       self._send(Applied(self.step))
     self.request_snapshot()
@@ -306,12 +311,12 @@ class Applier:
       self._send(Applied(self.step))
       return
     self._fetch, self._has_requested = message, False
-    self._todo.clear()  # It will have the steps so far.
+    self._todo.clear()  # The snapshot will include these steps.
     self.means.snapshot_first()
     self._out.append(message)
 
   def fetched(self, snapshot: SnapshotFetched) -> None:
-    """Handles a snapshot that is here."""
+    """Handles a snapshot that has arrived."""
     fetch = self._fetch
     if fetch is None or snapshot.transfer != fetch.transfer or not self.needs:
       return

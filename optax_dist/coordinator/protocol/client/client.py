@@ -1,4 +1,4 @@
-"""A replica's side of the protocol: one coordinator, and what it decides.
+"""A replica's side of the protocol: its coordinator, and the decisions it gets.
 
 the coordinator -> Connection   whether it is connected, when it is called
                 -> Known        how far the run is, and what to compute next
@@ -41,7 +41,7 @@ class Client:
 
   Attributes:
     incarnation: incarnation of the membership; -1 for none.
-    over: whether it has ended: failed, finished, left, aborted.
+    over: whether the replica has ended: failed, finished, left, or aborted.
   """
 
   def __init__(self, config: Config, me: Me):
@@ -70,11 +70,11 @@ class Client:
     unit = 0 if data is None else data.unit(k)
     self._known = Known(me.process, me.start, unit > 0, self._out)
     self._requests = Requests(me.process, config.deadlines)
-    # When it has waited for too long, with the state of a step; the next one starts
-    # a new wait.
+    # When the replica will have waited for too long, and the step of its state then: a
+    # new step starts a new wait.
     self._wait_by, self._waits_at = math.inf, -1
-    # How the run has ended, and until when the final state is waited for: not until
-    # it was requested, or is on its way.
+    # How the run has ended, and until when to wait for the final state, once it was
+    # requested or is on its way; infinity before.
     self._ended: Ended | None = None
     self._end_by = math.inf
     # The membership, and the one that the training loop knows of.
@@ -82,12 +82,12 @@ class Client:
 
   @property
   def stalled(self) -> bool:
-    """Whether the coordinator says that a step takes long."""
+    """Whether the coordinator has warned that a step takes long."""
     return bool(self._connection.missing)
 
   @property
   def _connected(self) -> bool:
-    """Whether it talks to the coordinator."""
+    """Whether the coordinator has welcomed this replica on a live connection."""
     return self._connection.status == "welcomed"
 
   def step(self, input_: Input, now: float) -> list[Effect]:
@@ -97,7 +97,8 @@ class Client:
     elif isinstance(input_, ins.Received) and isinstance(
       input_.message, msg.Serve
     ):
-      self.applier.serve(input_.message)  # The final state, to others.
+      # The replica is done, and serves its final state to others.
+      self.applier.serve(input_.message)
     if not self.over:
       self._run_pending(now)
     effects, self._out[:] = self._out[:], []
@@ -175,7 +176,8 @@ class Client:
       case msg.Fingerprint(step) if not self.applier.fingerprints.counts(step):
         pass
       case msg.Leave() | msg.Finish() | msg.Save() | msg.Fingerprint():
-        # A process must be a member to leave: others may wait for it.
+        # If it is no member now, it has to become one before it may leave: other
+        # replicas may wait for it.
         self._request(input_, now)
       case _:
         assert_never(input_)
@@ -232,7 +234,7 @@ class Client:
     self, reason: str, now: float, removed: bool = False
   ) -> None:
     if self._connected:
-      self._end_by = math.inf  # Another coordinator has as long.
+      self._end_by = math.inf  # The next coordinator gets the whole time again.
     self._connection.lost(reason, now, removed)
     self.applier.disconnected()
 
@@ -244,16 +246,16 @@ class Client:
     if self._connection.has_warned:
       self._warn_of_coordinator("is there again")
     self._connection.welcome()
-    # Members of another log had the same numbers.
+    # The incarnation alone is not enough: other logs have the same numbers.
     stays = not welcome.anew and welcome.incarnation == self.incarnation >= 0
     first = self._known.epoch < 0
-    # Or some of the steps that it has missed are not kept any more.
+    # Whether the replica knows all commits now; the coordinator keeps only the latest.
     is_whole = not welcome.anew and self._known.read == welcome.step
     self._known.welcomed(welcome, not stays, now)
-    # As the run has begun again, or its log has lost steps.
+    # The run may have begun again, or its log may have lost steps.
     self._out += self.submissions.revoked(welcome.step)
     if not is_whole:
-      # What it has submitted may be in a commit that it will never know.
+      # Submissions may be in a commit that this replica will never get.
       self._out += self.submissions.lost(quorum.Reason.LOST.value)
       self.applier.skip()
     if welcome.anew:
@@ -275,12 +277,13 @@ class Client:
     self._requests.are_set(welcome.changes)
     for request in self._requests.all():
       self._request(request, now)
-    # Last: what was set before is to be set by these.
+    # Last, so that hyperparameters that were set before these submissions are in their
+    # commit.
     for submitted in self.submissions.unresolved.values():
       self._arrive(submitted)
 
   def _request(self, message: msg.Message, now: float) -> None:
-    """Tells the coordinator; one that has started again is told again."""
+    """Sends a request, and keeps it: a coordinator that starts again gets it again."""
     self._send(self._requests.add(message, now))
 
   def _send(self, message: msg.Message) -> bool:
@@ -310,7 +313,7 @@ class Client:
       self._out.append(fx.Send((peer,), msg.Rejected(text)))
       return
     self._connection.last_message = now, type(message).__name__
-    # It may say that the answer to a call has to wait.
+    # Any message shows that the coordinator has the call; its answer may have to wait.
     self._connection.answer_by = math.inf
     match message:
       case msg.Welcome():
@@ -357,7 +360,7 @@ class Client:
         assert_never(message)
 
   def _requested(self, sequence: int, count: int, lease: Spans) -> None:
-    """Takes what to compute next, unless a commit has said otherwise since."""
+    """Notes what to compute next, unless a later commit has said otherwise."""
     deterministic = self._config.deterministic
     if lease or deterministic:
       self._known.lease_to(self.incarnation, lease)
@@ -367,7 +370,7 @@ class Client:
 
   def _committed(self, commit: Committed, now: float) -> None:
     if commit.round.step != self._known.read:
-      return  # A coordinator sends none twice, and leaves none out.
+      return  # Only a faulty coordinator repeats a commit, or leaves one out.
     self._connection.missing = ""
     incarnation = self.incarnation
     self._known.committed(commit, incarnation, self.applier.step, now)
@@ -399,7 +402,7 @@ class Client:
     self._disconnect("it was removed", now, removed=True)
 
   def _admit(self, now: float) -> None:
-    """Tells the training loop, once it is a member and has the state."""
+    """Notifies the training loop, once the replica is a member and has the state."""
     applier, joined = self.applier, self.incarnation
     if joined >= 0 and applier.is_usable:
       self._admitted = joined
@@ -427,7 +430,7 @@ class Client:
   def _arrive(self, submitted: msg.SubmitGradient) -> None:
     """Sends a submission, and begins an early round with it."""
     if not self._connected:
-      return  # It will be sent once the coordinator is.
+      return  # It is sent once the replica is connected (`_welcomed`).
     step, early = self.applier.step, None
     if (
       submitted.finite and submitted.count == 1 and submitted.local_step == step
@@ -483,7 +486,7 @@ class Client:
     self._connection.close()
 
   def _check_waiting(self, now: float) -> None:
-    """Fails a replica that waits for too long, whatever the coordinator says."""
+    """Fails if the replica has waited too long, whatever the coordinator says."""
     waits = (
       self._admitted < 0
       or self.submissions.waits
@@ -505,7 +508,7 @@ class Client:
       )
 
   def missing(self, now: float) -> str:
-    """What this replica waits for, and why it does not come, human-readable."""
+    """What this replica waits for, and why it is missing, human-readable."""
     awaited = self.applier.awaits
     if self.incarnation < 0:
       what = "for admission to the run"
@@ -523,7 +526,7 @@ class Client:
 
 
 def _unread(what: str, error: str) -> str:
-  """Why a coordinator of another version can't be joined."""
+  """The error text for a coordinator that has another version."""
   return (
     f"The coordinator has another version of optax_dist, as {what} ({error}); this"
     f" is {optax_dist.__version__}. Install the same one for all."

@@ -7,14 +7,14 @@ from typing import Literal
 
 from optax_dist.coordinator.protocol.deadlines import Deadlines
 
-# The shortest pause before another call; it doubles each time. After so many times
-# the last one without a loss, the next call is made at once again.
+# The shortest pause before another call; the pause doubles with each loss. If the last
+# loss is so many pauses ago, the pauses start anew.
 _SHORTEST_PAUSE = 0.05
 _FORGOTTEN_AFTER = 10
-# The longest pause while a coordinator is away: one that has started again is to be
-# found soon.
+# The longest pause while the coordinator is away; short, so that a replica soon finds a
+# coordinator that has started again.
 _LONGEST_PAUSE = 0.2
-# Seconds after which people are warned of a coordinator that is away.
+# Seconds after which a warning is logged that the coordinator is away.
 _WARNED_AFTER = 2.0
 
 
@@ -24,12 +24,12 @@ class CoordinatorConnection:
   Attributes:
     status: "lost", "called", or "welcomed".
     call_at: when to call; infinity for not at all.
-    answer_by: when a call without an answer is given up; infinity without one.
-    warn_at: when to warn people that it is away; infinity for not (again).
-    has_warned: whether they know.
-    missing: whom the run waits for, as the coordinator says; "" for nobody.
+    answer_by: when an unanswered call times out; infinity if no answer is due.
+    warn_at: when to warn that the coordinator is away; infinity for not (again).
+    has_warned: whether that warning was logged.
+    missing: which replicas the run waits for, as the coordinator said; "" for none.
     trouble: why it is not connected; "" if nothing is known.
-    last_message: when it was heard from last, by which message; None before.
+    last_message: the time and kind of the coordinator's last message; None for none.
   """
 
   def __init__(self, limits: Deadlines, address: str):
@@ -53,23 +53,24 @@ class CoordinatorConnection:
     self.answer_by = now + self._limits.transfer
 
   def welcome(self) -> None:
-    """It has admitted the replica, or said that the run is over."""
+    """The coordinator has admitted the replica, or said that the run is over."""
     self.status = "welcomed"
     self.warn_at, self.has_warned, self.trouble = math.inf, False, ""
 
   def lost(self, reason: str, now: float, removed: bool) -> None:
-    """The connection is lost; it is called again after a pause.
+    """The connection is lost; the coordinator is called again after a pause.
 
     Args:
       reason: why.
       now: the time.
-      removed: whether a membership has ended with it: then the first pause is one,
-        or replicas that can't stay would interrupt the others again and again.
+      removed: whether the replica was removed from the run. If so, even the first call
+        comes after a pause, and pauses get longer: otherwise a replica that can't stay
+        a member would interrupt the others again and again.
     """
     self.trouble = reason
     if self.status == "welcomed" and not removed:
       self.warn_at = now + _WARNED_AFTER
-    # A coordinator that starts again removes who hasn't called within `reconnect`.
+    # A coordinator that starts again removes members that don't call in `reconnect`.
     reconnect = self._limits.reconnect
     longest = reconnect if removed else min(reconnect / 8, _LONGEST_PAUSE)
     pause = min(longest, self._pause)
@@ -80,11 +81,11 @@ class CoordinatorConnection:
     self.call_at = now + pause
 
   def close(self) -> None:
-    """It is not called any more."""
+    """The coordinator is not called any more."""
     self.call_at = self.answer_by = self.warn_at = math.inf
 
   def why(self, what: str, now: float) -> str:
-    """Why what the replica waits for does not come, human-readable."""
+    """Why the replica still waits for something, human-readable."""
     away = self.status != "welcomed"
     whose, who = "the coordinator", ""
     if away:

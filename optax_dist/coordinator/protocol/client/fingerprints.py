@@ -1,13 +1,13 @@
-"""Of which states a replica takes fingerprints, and which of these still count."""
+"""Which states a replica takes fingerprints of, and which fingerprints still count."""
 
 from __future__ import annotations
 
 
 class Fingerprints:
-  """Fingerprints of the run's states; taking one lasts a while.
+  """Fingerprints of the run's states, each of which takes a while.
 
   Attributes:
-    every: steps between two; 0 for none.
+    every: steps between two fingerprints; 0 for none.
 
   Example:
     >>> prints = Fingerprints(every=10)
@@ -19,23 +19,23 @@ class Fingerprints:
   """
 
   def __init__(self, every: int):
-    """Starts without any."""
+    """Starts before any was taken."""
     self.every = every
-    # The last step of which one was taken, and the last one that may be of a state
-    # that was not the run's, or is not any more.
+    # The step of the last fingerprint, and the last step whose fingerprint is void: its
+    # state was, or may be, no state of the run.
     self._last = self._void = -1
 
   def is_due(self, step: int) -> bool:
-    """Whether to take one now; the state is that of a step."""
+    """Whether to take a fingerprint of the state of a step."""
     due = step % self.every == 0
     if due:
       self._last = step
     return due
 
   def counts(self, step: int) -> bool:
-    """Whether one of this step is of a state that the run has."""
+    """Whether a fingerprint of this step is that of a state of the run."""
     return step > self._void
 
   def forget(self) -> None:
-    """Those that were begun count no more."""
+    """Voids all fingerprints that have been begun."""
     self._void = self._last

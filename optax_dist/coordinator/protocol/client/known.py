@@ -1,4 +1,4 @@
-"""What a replica knows of its run, and computes next: all that coordinators said."""
+"""A replica's knowledge of its run, as coordinators have sent it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from optax_dist.ledger import Spans
 
 
 class Known:
-  """How far the run is, what it has begun from, and what is asked of the replica.
+  """How far the run is, what it began from, and what the replica computes next.
 
   Attributes:
-    epoch: of the last coordinator that has welcomed it; -1 for none.
+    epoch: epoch of the last coordinator that welcomed the replica; -1 for none.
     beginnings: how often the run had begun by then.
-    nonce: of that run; "" before.
-    read: how many steps there are.
-    progress: the samples in these, if samples are leased.
-    lineage: the runs that it continues.
-    compute: the seconds that its last gradient took; 0 if unknown.
-    requested: how many gradients it computes next.
-    lease: the samples that it computes on.
+    nonce: nonce of that run; "" before.
+    read: how many committed steps the replica knows of.
+    progress: the samples in these steps, if samples are leased.
+    lineage: the runs that this run continues.
+    compute: seconds that the replica's last gradient took; 0 if unknown.
+    requested: how many gradients the replica computes next.
+    lease: the samples that the replica computes on.
   """
 
   def __init__(
@@ -38,7 +38,7 @@ class Known:
 
     Args:
       process: the replica's.
-      start: the state that it starts with.
+      start: the state that the replica starts with.
       has_data: whether samples are leased.
       out: the list to which effects are appended.
     """
@@ -46,21 +46,21 @@ class Known:
     self.epoch, self.beginnings, self.nonce = -1, 0, ""
     self.read, self.progress = start.step, start.progress
     self.lineage = start.lineage
-    # The samples in the steps since its state.
+    # The progress at each step from that of the replica's state on.
     self._progress_at = {start.step: start.progress}
-    # When it got to know of the last step.
+    # When the replica learned of the last commit.
     self._read_at, self.compute = 0.0, 0.0
-    # When the step is expected to end that it has joined amid; None if that step
-    # waits for this replica.
+    # If the replica has joined during a step that does not wait for it: when this step
+    # is expected to end; otherwise None.
     self._ends: float | None = None
     self.requested = 1
     self.lease: Spans = ()
 
   def offer(self, step: int) -> Start:
-    """A state from which the run may begin that has lost all others.
+    """The replica's state as a start state, from which the run may begin again.
 
     Args:
-      step: its step, after the replica's first one.
+      step: the step of that state.
     """
     progress = self._progress_at.get(step, self.progress)
     digest = f"{self._process} at step {step}"
@@ -73,18 +73,18 @@ class Known:
     return f"{run_id(self.nonce)}-{self.beginnings}"
 
   def welcomed(self, welcome: Welcome, joins: bool, now: float) -> None:
-    """A coordinator says how far the run is.
+    """A coordinator has welcomed the replica, and says how far the run is.
 
     Args:
-      welcome: what it says.
-      joins: whether this is a new member.
+      welcome: its message.
+      joins: whether the replica has become a new member.
       now: the time.
     """
     self.epoch, self.beginnings = welcome.epoch, welcome.beginnings
     self.nonce = welcome.nonce
     self.read, self.progress = welcome.step, welcome.progress
     if welcome.anew:
-      self._progress_at.clear()  # Of other steps with these numbers.
+      self._progress_at.clear()  # These were other steps with the same numbers.
     self._progress_at[self.read] = self.progress
     self.lineage = welcome.origin.lineage
     self._out.append(fx.UseRun(self.nonce, self._name, self.lineage))
@@ -95,13 +95,13 @@ class Known:
       self._ends = None if ends_in is None else now + ends_in
 
   def ends_in(self, step: int, now: float) -> float | None:
-    """Seconds until the step ends that it has joined amid, if that goes on."""
+    """Seconds until the step ends during which the replica has joined, if known."""
     if self._ends is None or step != self.read:
       return None
     return max(0.0, self._ends - now)
 
   def since(self, now: float) -> float:
-    """Seconds since it knows of the last step; 0 for none."""
+    """Seconds since the replica learned of the last commit; 0 before any."""
     return now - self._read_at if self._read_at else 0.0
 
   def request(self, count: int) -> None:
@@ -119,12 +119,12 @@ class Known:
   def committed(
     self, commit: Committed, incarnation: Incarnation, applied: int, now: float
   ) -> None:
-    """A step is committed, with a lease perhaps.
+    """A step is committed, and the commit may contain a lease.
 
     Args:
-      commit: the step.
+      commit: the commit.
       incarnation: the replica's membership.
-      applied: the steps of its state.
+      applied: the step of the replica's state.
       now: the time.
     """
     self._read_at = now

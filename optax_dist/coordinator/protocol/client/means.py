@@ -1,4 +1,4 @@
-"""The rounds in which a replica takes part, and the means that it has of them."""
+"""The rounds in which a replica takes part, and their means."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from optax_dist.coordinator.protocol.messages import (
 # Number of means kept for readers that are slightly behind.
 RECENT_MEANS = 2
 
-# Sends a message to the coordinator; returns whether it could.
+# Sends a message to the coordinator; returns whether it is connected.
 SendMessage: TypeAlias = Callable[[Message], bool]
 Status: TypeAlias = Literal["runs", "done", "failed"]
 
@@ -43,7 +43,7 @@ class Means:
   """
 
   def __init__(self, out: list[Effect], send: SendMessage):
-    """Starts without any.
+    """Starts without rounds.
 
     Args:
       out: the list to which effects are appended.
@@ -54,16 +54,16 @@ class Means:
     self._work: dict[RoundId, _Work] = {}
     # An early round, until this replica has a gradient for it.
     self._early: Round | None = None
-    # Rounds to read once a snapshot is here; None: at once.
+    # Rounds to read once the snapshot is here; None if rounds are read at once.
     self._later: list[fx.Aggregate] | None = None
 
   def status(self, round_: RoundId) -> Status | None:
-    """Whether it has a mean; None if it takes no part in the round."""
+    """Whether the mean of a round is here; None if the replica takes no part in it."""
     work = self._work.get(round_)
     return None if work is None else work.status
 
   def announced(self, message: Round, me: Incarnation) -> None:
-    """Takes part in a round; in an early one, as soon as it has a gradient."""
+    """Takes part in a round; in an early round only once there is a gradient."""
     if message.round.early:
       self._early = message
       return
@@ -79,8 +79,8 @@ class Means:
     """Begins the early round of a step with a gradient.
 
     Returns:
-      Its id; None if there is none. It is begun once: a second gradient under its
-      id could be mistaken for the first.
+      The round's id; None if there is no early round. An early round is begun only
+      once: a second gradient under the same id could be mistaken for the first.
     """
     message, self._early = self._early, None
     if message is None or message.round.step != step:
@@ -93,7 +93,7 @@ class Means:
     return message.round if message.round in self._work else None
 
   def forget_early(self) -> None:
-    """Whoever has announced it is not connected any more."""
+    """Forgets the early round: its coordinator is lost, or the state is not current."""
     self._early = None
 
   def _begin(self, message: Round, me: Incarnation) -> None:
@@ -113,15 +113,16 @@ class Means:
       self._out.append(effect)
 
   def snapshot_first(self) -> None:
-    """A snapshot is fetched, which later means are of no use without.
+    """Delays rounds until the snapshot is here: without it their means are useless.
 
-    Those announced before are read at once: it may include them.
+    Rounds that were announced before are read at once, since the snapshot may be of a
+    later step, and so may wait for them.
     """
     self.go_on()
     self._later = []
 
   def go_on(self) -> None:
-    """There is a snapshot, or none comes: reads the means that are still of use."""
+    """The snapshot is here, or won't come: reads delayed rounds that still matter."""
     later, self._later = self._later or (), None
     self._out += [effect for effect in later if effect.round in self._work]
 
@@ -133,10 +134,10 @@ class Means:
       self._drop(round_)
 
   def aggregated(self, done: Done) -> bool:
-    """A mean is here; returns whether it is of use."""
+    """A mean has arrived; returns whether it is still needed."""
     work = self._work.get(done.round)
     if work is None or work.status == "failed":
-      # It was released while its mean came.
+      # The round was released before its mean arrived.
       self._out.append(fx.Release(done.round))
       return False
     work.status = "done"
@@ -145,7 +146,7 @@ class Means:
     return True
 
   def failed(self, failed: Failed) -> None:
-    """A mean will not come."""
+    """An aggregation has failed, so its mean will not arrive."""
     work = self._work.get(failed.round)
     if work is not None:
       work.status = "failed"
@@ -159,7 +160,7 @@ class Means:
       work.committed = True
 
   def arrived_at(self, step: int) -> None:
-    """The state is that of a step; releases means that nobody needs any more."""
+    """The state has reached a step; releases means that no replica needs any more."""
     for round_, work in list(self._work.items()):
       kept = (
         round_.step + RECENT_MEANS + work.lag if work.committed else round_.step

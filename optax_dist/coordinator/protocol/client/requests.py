@@ -1,4 +1,4 @@
-"""What a replica requests of its coordinator, until that has done it."""
+"""A replica's requests to its coordinator, until they are done."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from optax_dist.coordinator.protocol.entries import (
   Process,
 )
 
-# In the order in which a coordinator is told when it has started again. Of
-# fingerprints it is the last one: others may tell theirs of the same step.
+# The order in which requests are sent again to a coordinator that has started again. Of
+# fingerprints only the last one is: the other replicas send theirs of the same step.
 _KINDS = (
   msg.Leave,
   msg.Finish,
@@ -24,15 +24,15 @@ _KINDS = (
 
 
 class Requests:
-  """The last request of each kind; a coordinator that starts again is told again.
+  """The last request of each kind; a coordinator that starts again gets them again.
 
   Attributes:
-    leave_by: when the replica leaves without an answer.
-    ends: whether it has asked to leave, or to end the run.
+    leave_by: when the replica leaves even without an answer.
+    ends: whether the replica has requested to leave, or to end the run.
   """
 
   def __init__(self, process: Process, limits: Deadlines):
-    """Starts without any.
+    """Starts without requests.
 
     Args:
       process: the replica's.
@@ -40,8 +40,8 @@ class Requests:
     """
     self._process, self._limits = process, limits
     self._last: dict[type, msg.Message] = {}
-    # How often it has asked to set hyperparameters, and those that are in no commit,
-    # each with the request that it is of.
+    # The number of requests to set hyperparameters so far, and the values that are in
+    # no commit yet, each with the number of its request.
     self._changes = 0
     self._values: dict[str, tuple[float, int]] = {}
     self.leave_by, self.ends = math.inf, False
@@ -60,7 +60,7 @@ class Requests:
     return message
 
   def hyperparams(self, values: Hyperparams) -> msg.SetHyperparams:
-    """The request to set these, and those that are in no commit yet."""
+    """The request to set these values, and earlier ones that are in no commit yet."""
     self._changes += 1
     self._values |= {name: (value, self._changes) for name, value in values}
     return self._set()
@@ -70,22 +70,22 @@ class Requests:
     return msg.SetHyperparams(values, self._changes)
 
   def are_set(self, number: int) -> None:
-    """Forgets hyperparameters of requests up to this one, which is in the log."""
+    """Forgets the values of all requests up to `number`, as they are in the log."""
     self._values = {n: of for n, of in self._values.items() if of[1] > number}
     self._last.pop(msg.SetHyperparams, None)
     if self._values:
       self._last[msg.SetHyperparams] = self._set()
 
   def all(self) -> list[msg.Message]:
-    """Those that have yet to be done, in order."""
+    """The requests that have yet to be done, in order."""
     return [self._last[kind] for kind in _KINDS if kind in self._last]
 
   def joined(self) -> None:
-    """It is a new member, with another state perhaps."""
+    """The replica has become a new member; its fingerprint may be of another state."""
     self._last.pop(msg.Fingerprint, None)
 
   def committed(self, commit: Committed) -> None:
-    """Forgets what a commit has done."""
+    """Forgets requests that a commit has done."""
     if commit.save:
       self._last.pop(msg.Save, None)
     for change in commit.changes:

@@ -1,8 +1,8 @@
 """One replica's submissions, from the training loop to their outcome.
 
-It tracks those without an outcome (several, with more gradients to aggregate than
-replicas), and those in commits that the replica has yet to apply. Every submission
-is resolved once.
+`Submissions` tracks submissions without an outcome (several, if a step needs more
+gradients than there are replicas), and submissions in commits that the replica has yet
+to apply. Every submission is resolved once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ class Submissions:
   """Submissions and their outcomes.
 
   Attributes:
-    unresolved: those that are in no commit that was read, and not dropped, in order.
+    unresolved: submissions that were not dropped, and are in no commit that the replica
+      knows of, in order.
   """
 
   def __init__(self) -> None:
     self.unresolved: dict[int, SubmitGradient] = {}
-    # The one that the training loop waits for; -1 for none.
+    # The submission that the training loop waits for; -1 for none.
     self._pending = -1
-    # Outcomes of those in commits, each with the step that is yet to be applied.
+    # Outcomes of submissions in commits, each with the step that is yet to be applied.
     self._counted: list[tuple[int, Resolved]] = []
 
   @property
@@ -44,7 +45,7 @@ class Submissions:
     return self.unresolved.pop(sequence, None) is not None
 
   def asked_for_more(self, sequence: int) -> list[Effect]:
-    """Handles that a submission was accepted, and is not enough."""
+    """Handles a request for more gradients after an accepted submission."""
     if sequence < 0 or sequence != self._pending:
       return []
     self._pending = -1
@@ -55,11 +56,11 @@ class Submissions:
     return [Resolved(sequence, reason, 0)] if self._forget(sequence) else []
 
   def committed(self, commit: Committed, incarnation: Incarnation) -> None:
-    """Handles a commit, in which there may be submissions of this membership."""
+    """Handles a commit, which may contain submissions of this membership."""
     step = commit.round.step + 1
     members = tuple(dict.fromkeys([part.replica for part in commit.parts]))
     for part in commit.parts:
-      # It may have been given up; see `lost`.
+      # A submission may have been resolved as lost before (see `lost`).
       if part.incarnation == incarnation and self._forget(part.sequence):
         outcome = Resolved(part.sequence, "", step, members, part.staleness)
         self._counted.append((step, outcome))
@@ -72,17 +73,18 @@ class Submissions:
     return resolved
 
   def revoked(self, step: int) -> list[Effect]:
-    """Resolves those in commits that are void: the run has got only to this step."""
+    """Resolves submissions in void commits: the run now is only at this step."""
     void = [outcome for at, outcome in self._counted if at > step]
     self._counted = [entry for entry in self._counted if entry[0] <= step]
     return [Resolved(o.sequence, quorum.Reason.LOST.value, 0) for o in void]
 
   def lost(self, reason: str, counted: bool = False) -> list[Effect]:
-    """Resolves submissions that are not in a commit that was read.
+    """Resolves submissions that are in no commit that the replica knows of.
 
     Args:
       reason: the reason.
-      counted: whether to include those in commits that won't be applied.
+      counted: whether to resolve also those in known commits, as these won't be
+        applied.
     """
     resolved: list[Effect] = [
       Resolved(sequence, reason, 0) for sequence in self.unresolved

@@ -1,10 +1,11 @@
-"""Which job a run has, if those of its replicas differ.
+"""Which job a run has, if the jobs of its replicas differ.
 
-The first one to come may be the one that is wrong. Before the first step nothing is
-lost, so a replica whose job differs waits until then. The run has the job of more
-than half of its replicas, as soon as that is known. If all have called and there is no
-such job, nobody can say which one is right: the run ends, unless those that have come
-first are enough for a step. These wait with it until all have called, or had time to.
+The replica that comes first may be the one with the wrong job. Before the first step
+the run can still change its job, so until then a replica whose job differs waits. The
+run gets the job of more than half of its replicas, as soon as there is one. If all have
+called and there is no such job, nothing says which job is right: the run ends, unless
+the replicas with the first job are enough for a step. In that case their first step
+waits until all replicas have called, or had time to.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Verdict(NamedTuple):
   """Which job a run has.
 
   Attributes:
-    other: a call with that job, if it is not the one that the run has begun with.
-    tie: why no job is; "" if one is.
+    other: a call with the run's new job; None if the run keeps the job it began with.
+    tie: why no job can be chosen; "" if one is.
   """
 
   other: Hello | None = None
@@ -31,7 +32,7 @@ class Verdict(NamedTuple):
 
 
 class _Group(NamedTuple):
-  """Replicas that agree."""
+  """Replicas with the same job."""
 
   job: Job
   replicas: set[ReplicaId]
@@ -42,8 +43,8 @@ class Comparison:
   """Calls of replicas whose job is not the one that the run has begun with.
 
   Attributes:
-    calls: those that wait for a verdict, by process.
-    until: how long those that are enough for a step wait for it.
+    calls: the calls that wait for a verdict, by process.
+    until: until when the members wait for a verdict, if they are enough for a step.
   """
 
   def __init__(self) -> None:
@@ -55,9 +56,9 @@ class Comparison:
     """A replica with another job has called, and waits.
 
     Args:
-      peer: its process.
-      hello: what it says.
-      until: how long others wait, if none does yet.
+      peer: the replica's process.
+      hello: its call.
+      until: the new `until`, if no other call waits yet.
     """
     if not self.calls:
       self.until = until
@@ -69,8 +70,8 @@ class Comparison:
     """Which job the run has; None as long as more replicas have to call.
 
     Args:
-      job: the one that it has begun with.
-      members: the replicas that have it.
+      job: the job that the run has begun with.
+      members: the replicas that have this job.
       absent: how many replicas are known not to come.
       now: the time.
     """
@@ -102,7 +103,7 @@ class Comparison:
 
 
 def _tie(groups: list[_Group]) -> str:
-  """Names all that differ."""
+  """The error text of a tie: how the jobs differ, and which replicas have which."""
   first, *others = groups
   names = lambda group: ", ".join(sorted(map(repr, group.replicas)))
   texts = [
@@ -116,7 +117,7 @@ def _tie(groups: list[_Group]) -> str:
   )
 
 
-# What each replica may choose for itself.
+# Options that each replica may choose for itself.
 _TIMES = ("timeout", "transfer_timeout", "silence_timeout", "stall_warning")
 
 
@@ -126,7 +127,7 @@ def difference(ours: Job, theirs: Job, whose: str = "the job") -> str:
   Args:
     ours: one job.
     theirs: another.
-    whose: what has the first one, for the text.
+    whose: the owner of the first job, for the text.
   """
   other = dict(theirs.agreement)
   for name, text in ours.agreement:
@@ -135,7 +136,7 @@ def difference(ours: Job, theirs: Job, whose: str = "the job") -> str:
       return _differs(name, _shown(value), _shown(text), whose)
   for name in ("rules", "leaves", "wire", "data", "fragments"):
     value, text = getattr(theirs, name), getattr(ours, name)
-    if name == "rules":  # Those of the first to come are the coordinator's.
+    if name == "rules":  # Times may differ: the first replica's are used.
       value = codec.replace(value, **{x: getattr(text, x) for x in _TIMES})
     if value != text:
       return _differs(name, repr(value), repr(text), whose)
@@ -152,6 +153,6 @@ def _compared(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-  """All lines of it, human-readable."""
+  """All lines of such a text, human-readable."""
   first, _, about = text.partition("\n")
   return f"{first!r:.300}" + (f" ({about:.300})" if about else "")

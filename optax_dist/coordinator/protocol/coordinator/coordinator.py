@@ -1,8 +1,8 @@
 """The coordinator: messages in, decisions out; never a large gradient.
 
-It is a process of its own, no replica. All it decides is in its log before anybody
-is told, so it may be killed at any time: the next one continues from the log.
-TensorFlow calls it chief.
+It is a process of its own, no replica. It writes each decision into its log before it
+sends anything, so it may be killed at any time: the next coordinator continues from
+the log. TensorFlow calls it chief.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Coordinator:
   """The protocol core of the coordinator's process.
 
   Attributes:
-    history: what its log says.
+    history: all decisions in its log.
     hosts: the launchers.
   """
 
@@ -48,8 +48,8 @@ class Coordinator:
     """Continues a log, which may be empty.
 
     Args:
-      configure: what follows from a job.
-      history: what the log says.
+      configure: makes a run's configuration from its job.
+      history: all decisions in the log.
       nonce: a random text for signatures between members.
     """
     self._configure, self.history, self._nonce = configure, history, nonce
@@ -92,12 +92,13 @@ class Coordinator:
         if isinstance(message, msg.Hello):
           if not self._makes_a_run(peer, message):
             return
-          # Whom it has not welcomed may be of a coordinator with its number.
+          # Before this coordinator has a run it has welcomed nobody. So a process that
+          # was welcomed in this epoch has followed a different coordinator.
           welcomed_by = self.history.epoch - (self._run is None)
           if message.epoch > welcomed_by and not self._follow_up(peer, message):
             return
           if message.nonce != self.history.nonce:
-            # What it was told is of another log.
+            # The process's membership and counters belong to another log.
             message = replace(message, incarnation=-1, beginnings=0)
             input_ = ins.Received(peer, message)
           if self._run is None:
@@ -115,7 +116,7 @@ class Coordinator:
       self._run.step(input_, now)
 
   def _makes_a_run(self, peer: Process, hello: msg.Hello) -> bool:
-    """Refuses a job or a state that makes no run; those of others go on."""
+    """Whether a process's job and state are valid; if not, only it is refused."""
     what = "job"
     try:
       config = self._configure(hello.job)
@@ -132,19 +133,19 @@ class Coordinator:
     return True
 
   def _start(self, now: float) -> None:
-    """Begins another epoch: whatever came before is in the log."""
+    """Begins a new epoch, and continues the run that is in the log."""
     self._out.append(Epoch(self.history.epoch + 1, self._nonce))
     history = self.history
     if history.ended is None:
       self._out.note(journal_events.Coordinator(history.step, history.epoch))
     else:
-      # The last one may have had no time for it.
+      # The coordinator that ended the run may have died before it wrote this line.
       self._out.note(journal_events.finished(history.ended, history.applied))
     if history.job is not None:
       self._make_run(now)
 
   def _begin(self, began: Began, now: float) -> None:
-    """Begins a run, perhaps again: all that are connected call again."""
+    """Begins a run; if it begins again, all connected processes have to call again."""
     history, again = self.history, self._run is not None
     why = f"no replica has the state of step {history.step}"
     if began.start.step > history.step:
@@ -158,7 +159,7 @@ class Coordinator:
     )
     if again:
       self._out.add(fx.Log(text))
-      # No number of a round or transfer is given twice.
+      # With a new epoch, no id of a round or transfer is used twice.
       self._out.append(Epoch(self.history.epoch + 1, self._nonce))
       for peer in sorted(self._connected):
         self._out.add(fx.Disconnect(peer, "the run begins again"))
@@ -166,14 +167,14 @@ class Coordinator:
     self._make_run(now)
 
   def _follow_up(self, peer: Process, hello: msg.Hello) -> bool:
-    """Handles a process that a later coordinator has welcomed, as it says.
+    """Handles a process which says that a later coordinator has welcomed it.
 
-    Only the log, of which there is one owner, can say that this coordinator must
-    end. If the log is new, the one before it is lost; otherwise the process has
-    followed another one.
+    The process's word does not end this coordinator: only the log can, which has a
+    single owner. If this log is new, the earlier log is lost, and the run continues
+    from the process's epoch. Otherwise the process has followed another log.
 
     Returns:
-      Whether it may take part.
+      Whether the process may take part.
     """
     history = self.history
     if self._run is None:

@@ -22,9 +22,10 @@ class Ending:
   """The end of a run.
 
   Attributes:
-    since: since when members are waited for that lack the final state; None as long
+    since: since when the end waits for members that lack the final state; None as long
       as steps are taken.
-    addresses: where those listen that have called, and are told of it.
+    addresses: the address of each process that has called; all of them are notified of
+      the end.
   """
 
   def __init__(
@@ -42,21 +43,22 @@ class Ending:
 
     Args:
       config: the run's.
-      history: what the log says.
-      hosts: the launchers, which know who may come.
+      history: all decisions in the log.
+      hosts: the launchers, which know which replicas may come.
       members: the members.
       steps: the steps of the run.
-      snapshots: asks members for their states.
-      out: what is written and sent.
-      until: when the launchers of a run that goes on have had time to call.
+      snapshots: asks members for their steps.
+      out: collects what is written and sent.
+      until: until when launchers may call, if the coordinator has started again.
     """
     self.since: float | None = None
     self.addresses: dict[Process, str] = {}
     self._reason = "all replicas have left"
     self._limits = config.deadlines
-    # Since when no replica is there.
+    # Since when the run has no members.
     self._empty_since = math.inf
-    # Who is about to join is not in the log: launchers say it.
+    # A coordinator that has started again waits for the launchers' calls: only they
+    # know replicas that are about to join, which the log does not.
     goes_on = bool(history.members or history.departed)
     self._calls_until = until if goes_on else -math.inf
     self._history, self._hosts = history, hosts
@@ -78,23 +80,23 @@ class Ending:
     return times
 
   def finish(self, reason: str) -> None:
-    """Commits nothing more, if that is not so already."""
+    """Takes no more steps; the run ends once all members have the final state."""
     if self.since is None and not self.is_over:
       self._reason = reason
       self._steps.ruling.apply(quorum.Finish())
       self._steps.end()
 
   def some_may_come(self, now: float) -> bool:
-    """Whether replicas may come that are no members: back, or for the first time."""
+    """Whether replicas may still join that are no members: lost ones or new ones."""
     history = self._history
     unknown = now < self._calls_until
     return bool(unknown or history.lost() or self._hosts.coming(history))
 
   def check_empty(self, now: float) -> None:
-    """Ends a run that all have left: no replica has the state any more.
+    """Ends a run that all replicas have left, since none has its state any more.
 
-    Unless some may come: any that were lost, or those that have been started, if they
-    join in time.
+    The run goes on while a lost replica may come back, or a launcher has started
+    replicas that have not joined yet; these have to join in time.
     """
     if self._members or not self._history.departed or self._history.lost():
       self._empty_since = math.inf
@@ -108,11 +110,11 @@ class Ending:
       self.record(f"{reason}, and replica {names} has not joined in time")
 
   def check(self, now: float) -> None:
-    """Ends the run once all have the final state, or after a while."""
+    """Ends the run once all members have the final state, or after a while."""
     if not self._steps.ruling.state.finished or self.is_over:
       return
     if self.since is None:
-      # The end waits for replicas that are behind.
+      # From now on the end waits for members that are behind.
       self.since = now
       self._steps.end()
     step = self._steps.step

@@ -1,4 +1,4 @@
-"""Whether replicas have the same state: by digests that they take of it."""
+"""Whether replicas have the same state, by the digests that they take of it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Fingerprints:
   """Compares the fingerprints of a step with the first one."""
 
   def __init__(self, out: Outbox):
-    """Starts without any.
+    """Starts without fingerprints.
 
     Args:
       out: where the journal's lines go.
     """
     self._out = out
-    # The first fingerprint of each step, and whose it was.
+    # The first fingerprint of each step, and the replica that took it.
     self._known: dict[int, tuple[str, ReplicaId]] = {}
 
   def compare(self, replica: ReplicaId, step: int, digest: str) -> str:
-    """Says in what a state differs from another one; "" if it does not."""
+    """Says how a replica's state differs from that of the first; "" if it does not."""
     known, first = self._known.setdefault(step, (digest, replica))
     if known != digest:
       return (

@@ -1,8 +1,9 @@
-"""Lost replicas that may have a newer state than all that are here.
+"""Lost replicas that may have a newer state than all members.
 
-A step that was committed is not given up while a process may live that has it: it is
-waited for until it calls, or has ended. Its connection may tell (it was closed), or
-its address, which is called: there it listens for as long as it lives.
+A committed step is not abandoned while a process that may have its state is perhaps
+alive: the run waits until that process calls, or is known to have ended. Its closed
+connection may show that it has ended, or an attempt to connect to its address, where
+it listens as long as it lives.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from optax_dist.coordinator.protocol.history import History
 
 
 class Holders:
-  """Whom a run waits for before it begins again from an older state."""
+  """The lost replicas that a run waits for before it begins from an older state."""
 
   def __init__(
     self, config: Config, history: History, members: Members, out: Outbox
   ):
-    """Starts without having asked anybody.
+    """Starts before any lost replica was called.
 
     Args:
       config: the run's.
-      history: what the log says of those that are lost.
-      members: those that wait.
+      history: the log's decisions; it knows the lost replicas.
+      members: the members, which wait.
       out: where calls go.
     """
     self._limits = config.deadlines
     self._history, self._members, self._out = history, members, out
-    # Whom members know to be waited for.
+    # The lost replicas that were named to the waiting members.
     self._announced: list[ReplicaId] = []
-    # Processes whose connection was closed, and those that have ended.
+    # Processes whose connection was closed, and processes that have ended.
     self._closed: set[Process] = set()
     self._ended: set[Process] = set()
-    # When to call them; infinity while they are called, or are connected.
+    # When to call each process; infinity while it is called, or is connected.
     self._call_at: dict[Process, float] = {}
 
   def has_ended(self, process: Process) -> None:
@@ -61,14 +62,14 @@ class Holders:
     if how == "gone":
       self._ended.add(process)
     elif how == "unreachable" and process in self._closed:
-      self._ended.add(process)  # So has its host.
+      self._ended.add(process)  # Its host does not answer either.
     elif how == "broken":
       self._closed.add(process)
     if process in self._call_at:
       self._call_at[process] = now + self._limits.reconnect
 
   def deadlines(self, since: float) -> list[float]:
-    """When `wait` may find something, if somebody waits since then."""
+    """When `wait` may change its answer, if members have waited since then."""
     limits, calls = self._limits, self._call_at.values()
     is_announced = bool(self._announced) or not calls
     first = since + limits.reconnect
@@ -76,18 +77,19 @@ class Holders:
     return [*([first] if early else ()), since + limits.timeout, *calls]
 
   def wait(self, step: int, since: float, now: float) -> bool:
-    """Whether to wait for any; calls those that were not called, and says so.
+    """Whether to wait for lost replicas; calls them, and names them to the members.
 
     Args:
-      step: the newest state that is here.
-      since: since when a replica that is here waits.
+      step: the step of the newest state that a member has.
+      since: since when members wait.
       now: the time.
     """
-    # Its server may have gone after the last byte.
+    # A member may have its snapshot, even if the server was lost after the last byte.
     fetched = any(state.fetches for state in self._members)
     if self._history.has_no_commits:
-      # Any state is as good, but one is known to some; and who has brought the newest
-      # one is to call again.
+      # Before the first step any start state will do. But lost replicas, or a member
+      # that has fetched it, may have the state that the run began from; and the replica
+      # that brought the newest state gets time to call again.
       history = self._history
       known = fetched or bool(history.lost()) or step < history.origin.step
       return known and now < since + self._limits.reconnect
@@ -121,6 +123,6 @@ class Holders:
     self._out.notify_all(self._members, msg.Stalled(step, now - since, text))
 
   def _may_have(self, lost: Departed, step: int) -> bool:
-    """Whether it may come with a newer state than that of a step."""
-    # It may have had the mean of the step that was being taken.
+    """Whether a lost replica may come back with a newer state than that of a step."""
+    # When it was lost, it may already have had the mean of the next commit.
     return lost.step + 1 > step and lost.member.process not in self._ended

@@ -1,12 +1,13 @@
 """The launchers of a job's hosts: who they are, and which replicas never joined.
 
-    launcher   Host (its rank, and what has ended)   ->
-               <-   Refused: there is another one of this rank, or of other options
-               <-   Stalled: that of another host of its replica is gone
-               <-   Ended, as all members are told
+    launcher   Host (its rank, and which replicas have ended)   ->
+               <-   Refused: another launcher has this rank, or other options
+               <-   Stalled: the launcher of another host of its replica is gone
+               <-   Ended, which members get, too
 
-A replica that has ended before it joined is not known to the run, which would wait
-for it. Nothing of this is in a log: launchers call the next coordinator, too.
+The log does not know a replica that has ended before it joined, so without the
+launchers' reports the run would wait for it. These reports are not in the log:
+launchers call the next coordinator, too.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from optax_dist.coordinator.protocol.history import History
 
 
 class Absent(NamedTuple):
-  """Whom nobody must wait for.
+  """The replicas and processes that launchers know to have ended.
 
   Attributes:
-    replicas: those that have ended, and count as lost if they never joined.
-    given_up: why some of them do not start again; "" if they do.
+    replicas: replicas that have ended; they count as lost if they never joined.
+    given_up: why some of the replicas are not started again; "" if all are.
     members: processes that were members, and have ended: a coordinator that has
       started again need not wait for their calls.
   """
@@ -38,7 +39,7 @@ class Hosts:
   """The launchers of a run.
 
   Attributes:
-    absent: what all of them have said.
+    absent: the reports of all launchers, together.
 
   Example:
     >>> hosts = Hosts()
@@ -54,10 +55,10 @@ class Hosts:
   def __init__(self) -> None:
     """Starts before anybody has called."""
     self.absent = Absent()
-    # By rank.
+    # Connected launchers and their last reports, by rank.
     self._here: dict[int, tuple[Process, msg.Host]] = {}
     self._reports: dict[int, Absent] = {}
-    # Who knows that the run has ended.
+    # The launchers that were notified of the run's end.
     self._know_the_end: set[Process] = set()
 
   def coming(self, history: History) -> set[ReplicaId]:
@@ -73,7 +74,7 @@ class Hosts:
     return {process for process, _ in self._here.values()}
 
   def called(self, peer: Process, host: msg.Host) -> list[fx.Send]:
-    """A launcher has called, or says what has changed."""
+    """A launcher has called, or reports a change."""
     for rank, (process, other) in self._here.items():
       why = ""
       if rank != host.rank and other.options != host.options:
@@ -99,7 +100,8 @@ class Hosts:
     for rank, (process, host) in self._here.items():
       if process == peer:
         del self._here[rank]
-        # Those that have joined have connections of their own.
+        # All replicas of this host count as ended; those that have joined are judged by
+        # their own connections.
         self._report(rank, Absent(host.replicas, host.given_up))
         return self._missed(host) if host.given_up or how != "left" else []
     return []
@@ -114,7 +116,7 @@ class Hosts:
     )
 
   def _missed(self, host: msg.Host) -> list[fx.Send]:
-    """Tells the launchers of replicas that have processes on a host that is gone."""
+    """Warns launchers that share a replica with a host whose launcher is gone."""
     sent = []
     for process, other in self._here.values():
       shared = {*other.replicas} & {*host.replicas}
@@ -128,7 +130,7 @@ class Hosts:
     return sent
 
   def ended(self, ended: Ended) -> list[fx.Send]:
-    """Tells launchers whose replicas have no part in the run of its end."""
+    """Notifies launchers of the run's end, as their replicas may have no part in it."""
     new = sorted(self.launchers - self._know_the_end)
     self._know_the_end.update(new)
     return [fx.Send(tuple(new), ended)] if new else []

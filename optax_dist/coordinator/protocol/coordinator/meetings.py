@@ -1,11 +1,12 @@
 """Where the processes of a replica find each other, before they join a run.
 
-    process r   Meet     ->   until all of its replica have come
-                         <-   Awaited (who is missing), then Met (where process 0 is)
+    process r   Meet     ->   until all processes of the replica have called
+                         <-   Awaited (which are missing), then Met (where process 0 is)
                          <-   Parted: a process is lost, and its replica with it
 
-A process stays connected until it joins; then its replica looks after itself.
-Nothing of this is in a log: if the coordinator dies, they call the next one.
+A process stays connected until it joins; from then on the replica's own processes
+notice a loss. Meetings are not in the log: if the coordinator dies, processes that
+still wait call the next one.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class _Meeting:
   """The processes of a replica that have called.
 
   Attributes:
-    count: how many there are to be.
-    here: their calls, by index.
-    peers: their names, by index.
-    generation: which start of the replica this is; "" until all have come.
+    count: how many processes the replica has.
+    here: the calls so far, by the process's index.
+    peers: the names of these processes, by index.
+    generation: which start of the replica this is; "" until all have called.
   """
 
   count: int
@@ -39,7 +40,7 @@ class _Meeting:
 
 
 class Meetings:
-  """The replicas of several processes, as far as they have not joined.
+  """The multi-process replicas that have not joined yet.
 
   Example:
     >>> meetings = Meetings()
@@ -56,7 +57,7 @@ class Meetings:
     self._where: dict[Process, tuple[ReplicaId, int]] = {}
 
   def called(self, peer: Process, meet: msg.Meet) -> list[fx.Send]:
-    """A process looks for the others of its replica, or says that it has met them."""
+    """A process looks for the others of its replica, or says that it will not join."""
     if meet.ended:
       return self.lost(peer, "ended", meet.ended)
     self.lost(peer, "left", "it calls again")
@@ -68,7 +69,7 @@ class Meetings:
       return [fx.Send((peer,), msg.Parted(text))]
     if meeting is not None and meeting.generation != meet.generation:
       if meet.generation:
-        # Its replica has begun again, and it was not heard of for so long.
+        # The replica has started again while this process was away.
         text = "other processes of its replica have started again"
         return [fx.Send((peer,), msg.Parted(text))]
       why = f"its process {meet.index} has started again"
@@ -87,7 +88,7 @@ class Meetings:
     return out + self._notify(meeting)
 
   def lost(self, peer: Process, how: str, reason: str) -> list[fx.Send]:
-    """A process is not connected any more; one that joins has "left"."""
+    """A process is not connected any more; if it has joined, `how` is "left"."""
     if peer not in self._where:
       return []
     replica, index = self._where.pop(peer)
@@ -101,7 +102,7 @@ class Meetings:
     return self._notify(meeting)
 
   def _notify(self, meeting: _Meeting) -> list[fx.Send]:
-    """Notifies those who wait of who is missing, or where they meet."""
+    """Tells waiting processes which ones are missing, or where to meet."""
     if meeting.generation:
       return []
     message: msg.Message = msg.Awaited(meeting.missing)

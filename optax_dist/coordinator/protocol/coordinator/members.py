@@ -21,22 +21,23 @@ class MemberState:
 
   Attributes:
     member: the membership.
-    until: when it is removed, unless it has called this coordinator by then;
+    until: when the member is removed, unless it has called this coordinator by then;
       infinity once it has.
-    applied: the step that its state has at least; -1 if it may have none.
+    applied: the step that its state has at least; -1 if its state may not be the
+      run's.
     needs: whether it needs a snapshot.
-    server: the member that serves it one.
-    fetches: whether it was told to fetch one, and has not said yet how that went:
-      it may have it though its server is gone.
-    tried: members that have failed to serve it.
+    server: the member that serves the snapshot.
+    fetches: whether it was told to fetch a snapshot, and has not reported the outcome
+      yet: it may have the snapshot although the server is gone.
+    tried: members that have failed to serve it a snapshot.
     sequence: sequence of its last submission.
-    leaving: the step at which it asked to leave, and when that was, or a replica
-      has joined since.
+    leaving: the step of the state with which it leaves, and the time since which it
+      waits to leave, restarted when a replica joins; None if it stays.
     reported: the step of the last `Report` to it.
     start: the state that it had when it called.
-    not_finite: how many gradients in a row were not finite.
-    named_at: how many there were when that was said last; 0 if it was not.
-    rival: the last process that has called with the id of its replica.
+    not_finite: how many of its gradients in a row were not finite.
+    named_at: the value of `not_finite` at the last warning; 0 if there was none.
+    rival: the last other process that has called with the same replica id.
   """
 
   member: Member
@@ -69,15 +70,15 @@ class MemberState:
     return self.applied >= step and not self.needs
 
   def reconnected(self, applied: int) -> None:
-    """It has called, with this step."""
+    """The member has called, with the state of a step."""
     self.until, self.applied, self.needs = math.inf, -1, False
     self.has_applied(applied)
 
   def has_applied(self, step: int) -> None:
-    """It has the state of a step, and needs no snapshot any more.
+    """The member has the state of a step, and needs no snapshot any more.
 
-    The step may be that of an earlier snapshot than the one that is on its way,
-    which it then won't fetch.
+    The state may come from an earlier snapshot than the one that is being served; the
+    member then ignores the later one.
     """
     self.applied = step if self.needs else max(self.applied, step)
     self.needs, self.server, self.fetches = False, None, False
@@ -90,8 +91,8 @@ class Members:
   def __init__(self) -> None:
     self._states: dict[Incarnation, MemberState] = {}
     self._by_process: dict[Process, MemberState] = {}
-    # The members that wait, or None if that must be determined: there may be
-    # hundreds, and gradients don't change it.
+    # Cache of `waiting`; None if it has to be computed anew. There may be hundreds of
+    # members, and most messages are gradients, which don't change it.
     self._waiting: list[MemberState] | None = None
 
   def __len__(self) -> int:
@@ -155,7 +156,7 @@ class Members:
     self._waiting = None
 
   def have(self, step: int) -> bool:
-    """Whether one of them can reach the state of a step without a snapshot."""
+    """Whether a member can reach the state of a step without a snapshot."""
     return any(state.has(step) for state in self._states.values())
 
   def server_for(self, state: MemberState, step: int) -> MemberState | None:

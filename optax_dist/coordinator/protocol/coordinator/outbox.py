@@ -1,4 +1,4 @@
-"""What one input makes a coordinator write and send."""
+"""The entries and effects that one input of a coordinator leads to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outbox:
     self._effects: list[Effect] = []
 
   def append(self, entry: Entry) -> None:
-    """Decides something: it is in the log before any effect happens."""
+    """Adds a decision, which is in the log before any effect happens."""
     self._entries.append(entry)
     self._history.add(entry)
 
@@ -44,7 +44,7 @@ class Outbox:
       self.send(state.member.process, message)
 
   def notify_all(self, states: Iterable[MemberState], message: Message) -> None:
-    """Sends to those of several members that are connected; encoded once."""
+    """Sends to all connected members among `states`; the message is encoded once."""
     peers = tuple([s.member.process for s in states if s.is_connected])
     if peers:
       self._effects.append(fx.Send(peers, message))
@@ -58,6 +58,6 @@ class Outbox:
     entries, effects = tuple(self._entries), self._effects
     self._entries, self._effects = [], []
     if entries:
-      # Before anybody is told.
+      # First, so that each decision is in the log before any other process knows it.
       effects.insert(0, fx.Append(Record(entries)))
     return effects

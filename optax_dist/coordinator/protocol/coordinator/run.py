@@ -4,11 +4,11 @@
           -> Members           who is a member
           -> Steps             gradients, rounds, commits
           -> Snapshots         who serves the state to whom
-          -> Holders           who may come back with it
-          -> Ending            whether it ends, and who is told
+          -> Holders           which lost replica may come back with the state
+          -> Ending            whether the run ends, and who is notified
 
-All of it follows from the log (`History`) and from what members say. So a
-coordinator that starts again continues: members of the log call it within a
+A run's state follows from the log (`History`) and from its members' messages. So a
+coordinator that starts again can continue: the members in the log call it within a
 deadline, stay members, and submit again.
 """
 
@@ -57,16 +57,17 @@ from optax_dist.coordinator.protocol.entries import (
 from optax_dist.coordinator.protocol.history import History
 from optax_dist.coordinator.protocol.inputs import Input
 
-# Messages after which a member waits as before.
+# Messages that don't change which members wait (`Members.waiting`).
 _WAIT_NO_LESS = frozenset((msg.SubmitGradient, msg.Done))
 
 
 class Run:
-  """A run, from what the log says of it on.
+  """A run, continued from its log.
 
   Attributes:
-    begins_again: what the run begins from once more, since nobody has its state, or
-      most replicas have another job; None if it goes on.
+    begins_again: the state and job from which the run has to begin again, because no
+      replica has its latest state, or most replicas have another job; None if the run
+      goes on.
   """
 
   def __init__(
@@ -81,15 +82,15 @@ class Run:
 
     Args:
       config: the run's.
-      history: what the log says; it is kept up to date.
-      hosts: the launchers, which know whom nobody must wait for.
-      out: what is written and sent.
+      history: all decisions in the log; kept up to date.
+      hosts: the launchers, which know which processes have ended.
+      out: collects what is written and sent.
       now: the time.
     """
     self._config, self._history, self._out = config, history, out
     self._now = now
     self._members = Members()
-    # What launchers have said of it so far.
+    # The launchers, and the last of their reports that was handled.
     self._hosts, self._absent = hosts, Absent()
     self._steps = Steps(config, history, self._members, out)
     self._snapshots = Snapshots(history.epoch, history.step, self._members, out)
@@ -98,7 +99,7 @@ class Run:
       *(config, history, hosts, self._members, self._steps),
       *(self._snapshots, out, until),
     )
-    # Processes whose gradients are wrong, and what was found.
+    # Processes whose gradients are wrong, and why.
     self._wrong: dict[Process, str] = {}
     self._comparison = Comparison()
     self._fingerprints = Fingerprints(out)
@@ -149,15 +150,16 @@ class Run:
     self._ending.addresses.pop(peer, None)
     state = self._members.of_process(peer)
     if state is not None and state.is_connected:
-      # Nobody is there to be told, or on another connection, which has to stay.
+      # Marked as not connected, so that `_remove` sends nothing: the process is gone,
+      # or has called on a new connection, which must stay open.
       state.until = self._now
       self._remove(state, f"its connection was lost: {reason}")
 
   def _never_joined(self, report: Absent) -> None:
     """Counts replicas as lost that have ended before they joined.
 
-    If they are needed and do not start again, nobody waits for them: before the
-    first step there is nothing to lose.
+    If the run needs them and they are not started again, the run ends at once: before
+    the first step nothing is lost by that.
     """
     for process in report.members:
       member = self._members.of_process(process)
@@ -182,7 +184,7 @@ class Run:
         self._snapshots.serve_final(peer, address, self._steps.step)
       return
     if state is None or not state.is_connected:
-      return  # It is no longer a member.
+      return  # The sender was removed, and does not know it yet.
     match message:
       case msg.SubmitGradient():
         self._steps.intake.arrive(state, message)
@@ -204,7 +206,8 @@ class Run:
       case msg.SetHyperparams(values, number):
         self._steps.gradients.set_hyperparams(Change(peer, number, values))
       case msg.Fingerprint(step, digest):
-        # It had that state: taking it lasts, and it may need a snapshot by now.
+        # The fingerprint takes a while: the member had this state, although its
+        # latest report may be older, or it may need a snapshot by now.
         state.applied = max(state.applied, step)
         replica = state.member.replica
         why = self._fingerprints.compare(replica, step, digest)
@@ -235,8 +238,9 @@ class Run:
       and history.ended is None
       and hello.start.step > history.step
     ):
-      # Of several states it is the newest that a job goes on from. The log may have
-      # lost it, with its host's power.
+      # Before this coordinator's first commit, the run goes on from the newest state
+      # that a replica brings. The log may lack the steps up to that state, if its host
+      # has lost power.
       self.begins_again = Began(hello.start, self._config.job)
       return
     self._ending.addresses[peer] = hello.address
@@ -262,23 +266,24 @@ class Run:
     rival = self._members.of_replica(hello.replica)
     if rival is not None and rival.member.process != peer:
       if rival.member.incarnation > hello.incarnation >= 0:
-        # The later one stays, or the two would replace each other indefinitely.
+        # The process with the later membership stays; otherwise the two processes
+        # would replace each other indefinitely.
         self._out.send(peer, _taken(hello.replica))
         return
       if rival.is_connected and (rival.rival != peer or self._has_alone(rival)):
-        # Most likely one of the two is dead, and this call may be that of the
-        # dead one, which comes late. One that lives calls again.
+        # Most likely one of the two processes is dead, and this call may be a late one
+        # of the dead process. A live process calls again.
         rival.rival = peer
         why = f"another process is replica {hello.replica!r}"
         self._out.add(fx.Disconnect(peer, why))
         return
     if state is not None:
-      state.until = self._now  # This connection is the next one.
+      state.until = self._now  # So `_remove` leaves this new connection open.
       self._remove(state, "its process has called again")
     self._admit(peer, hello)
 
   def _has_alone(self, state: MemberState) -> bool:
-    """Whether the state of steps that were committed would be lost with a member."""
+    """Whether a member is the only one with the state after the last commit."""
     step = self._steps.step
     others = [s for s in self._members if s is not state]
     return not self._history.has_no_commits and not any(
@@ -286,7 +291,7 @@ class Run:
     )
 
   def _differs(self, peer: Process, hello: msg.Hello, why: str) -> None:
-    """A replica has another job, and may be the one that is right."""
+    """Handles the call of a replica with another job, which may be the right one."""
     until = self._now + self._config.deadlines.reconnect
     self._comparison.add(peer, hello, until)
     self._compare()
@@ -329,20 +334,20 @@ class Run:
       self._warn_all(f"replica {hello.replica!r} may not join: {why}")
     refused = [hello.replica for hello in calls.values()]
     calls.clear()
-    # It ends, as one that has died before it joined.
+    # A refused process ends, like one that has died before it joined.
     self._steps.never_joined(refused)
 
   def _warn_all(self, text: str) -> None:
-    """Says what differs; to members only as long as they may be wrong."""
+    """Warns of a job that differs; also warns members, while their job may be wrong."""
     self._out.add(fx.Log(text))
     if self._history.has_no_commits:
       stalled = msg.Stalled(self._steps.step, 0.0, text)
       self._out.notify_all(self._members, stalled)
 
   def _is_of_one_program(self, hello: msg.Hello) -> bool:
-    """Whether all replicas that there were are closed ones of a process's program.
+    """Whether all memberships of the run are closed ones of the caller's own program.
 
-    As when a notebook's cell runs again: it means another run.
+    This is so when a notebook's cell runs again, which means to start another run.
     """
     run, count = run_id(self._history.nonce), self._history.next_incarnation
     known = {(run, number) for number in range(count)}
@@ -362,7 +367,7 @@ class Run:
     incarnation: int,
     ends_in: float | None = None,
   ) -> None:
-    """Sends what a process has missed, and from where it takes part."""
+    """Sends the commits that a process has missed, then `Welcome`."""
     history = self._history
     anew = self._is_of_another_history(hello)
     for commit in () if anew else history.since(hello.read) or ():
@@ -395,7 +400,7 @@ class Run:
     member = Member(incarnation, hello.replica, peer, hello.address)
     self._out.append(Joined(member))
     for state in self._members.waiting():
-      if state.leaving is not None:  # It may have what this one needs.
+      if state.leaving is not None:  # The new member may need its state.
         state.leaving = state.leaving[0], self._now
     state = MemberState(member, start=hello.start)
     step = self._steps.step
@@ -459,13 +464,13 @@ class Run:
       self._out.add(
         fx.Disconnect(member.process, "it was removed from the run")
       )
-    # For the rules it is lost while others may come, and nobody is there: otherwise
-    # the quorum would be lowered to nobody, and the run end well.
+    # If the last member leaves while other replicas may still come, it counts as lost:
+    # otherwise the quorum would be lowered to zero, and the run would end successfully.
     is_last = not self._members and self._ending.some_may_come(self._now)
     self._steps.removed(state, left and not is_last)
 
   def _complete_departures(self) -> None:
-    """Lets replicas leave whose state all others have."""
+    """Lets replicas leave once all other members have their state."""
     for state in self._members.waiting():
       if state.leaving is None:
         continue
@@ -482,10 +487,10 @@ class Run:
   # States.
 
   def _wait_for_state(self) -> None:
-    """Begins again if no member has the state, and none comes back with it.
+    """Begins the run again if no replica is left that has its latest state.
 
-    It begins from the newest state that a member has: that of a checkpoint, one of
-    an earlier step, or before the first step any start state.
+    The run begins from the newest state that a member has: a checkpoint's state, the
+    state of an earlier step, or before the first step any start state.
     """
     since = self._snapshots.lacking_since
     if since is None or any(not s.is_connected for s in self._members):
@@ -511,7 +516,7 @@ class Run:
     """Does what follows from an input, and from the time."""
     self._compare()
     consequences = self._steps.consequences
-    # Of what begins again nothing more is decided.
+    # A run that begins again makes no further decision.
     while not (self._ending.is_over or self.begins_again):
       self._check()
       if not consequences:
@@ -520,8 +525,9 @@ class Run:
     else:
       consequences.clear()
     if self._ending.is_over:
-      self._compare()  # There is no verdict to wait for any more.
-    self._members.waiting()  # So that equal states compare equal.
+      self._compare()  # Refuses the calls that waited for a verdict.
+    # Fills the cache of `Members`, so that runs in equal states compare equal.
+    self._members.waiting()
 
   def _check(self) -> None:
     """Does what the time allows, as long as nothing else has to be done first."""
@@ -555,7 +561,8 @@ class Run:
             self._wrong[state.member.process] = reason
           self._remove(state, reason)
       case Fail(reason):
-        # Those that may be missed most are there, and wait for a verdict.
+        # The missing replicas may be among those whose job differs, and which wait for
+        # a verdict.
         for hello in self._comparison.calls.values():
           why = difference(self._config.job, hello.job)
           reason += f" Replica {hello.replica!r} has called, but {why}."

@@ -1,4 +1,4 @@
-"""Copies of the run's state: who has it, and who serves it to whom."""
+"""Copies of the run's state: which member has it, and which serves it to which."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 from optax_dist.coordinator.protocol.entries import Process
 from optax_dist.coordinator.protocol.messages import Fetch, Report, Serve
 
-# Replicas this far behind are asked for their step.
+# Members that are this many steps behind are asked for their step.
 _ASK_LAG = 4
 
 
@@ -34,7 +34,7 @@ class Snapshots:
     self._epoch = epoch
     self._members, self._out = members, out
     self._transfers = 0
-    # The step at which those behind were asked.
+    # The step at which members that are behind were last asked for their step.
     self._requested_at = step
 
   def serve(self, step: int, at_least: int, now: float) -> None:
@@ -64,7 +64,7 @@ class Snapshots:
   ) -> None:
     transfer = self._next_transfer()
     state.server, state.fetches = server.member.incarnation, True
-    # From here on it is a reader of every round.
+    # From this step on the member is a reader of every round.
     state.applied = at_least
     to, source = state.member, server.member
     self._out.notify(server, Serve(transfer, to.process, to.address, at_least))
@@ -89,7 +89,7 @@ class Snapshots:
 
     Args:
       step: the latest step.
-      nobody: whether no member is known to have it, though gradients wait for one.
+      nobody: whether gradients wait because no member is known to have this state.
     """
     if nobody:
       for state in self._members:

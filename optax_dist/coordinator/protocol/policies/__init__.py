@@ -1,1 +1,1 @@
-"""What a coordinator decides beside the quorum's rules: who computes on what."""
+"""Decisions beside the quorum's rules, such as which member has which samples."""

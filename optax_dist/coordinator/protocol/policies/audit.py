@@ -1,9 +1,9 @@
-"""Which members' gradients are wrong: some slots are computed twice, and compared.
+"""Finds members with wrong gradients: some slots are computed twice and compared.
 
 In a deterministic run all members get the same gradient of a slot, bit by bit. A
 part of all slots (`Batches.audit`) is computed by two members before the step is
 committed, each of which sends a digest. If two digests differ, further members
-compute the slot, until two agree; then those that sent another one are wrong.
+compute the slot, until two agree; members that sent a different digest are wrong.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from optax_dist.ledger import Batches, Spans, tree
 
 # A digest in `SubmitGradient.work`: the first position of the slot, and the digest.
 ENTRY = struct.Struct("<q16s")
-# In its place, of a slot that counts as zeros, because not all of its numbers were
-# finite; it is always sent.
+# Sent in place of the digest, for each slot that counts as zeros because its gradient
+# is not finite, also without an audit.
 NOT_FINITE = bytes(16)
 
 
@@ -45,13 +45,13 @@ def unpack(work: bytes) -> dict[int, bytes]:
 
 
 class Verdict(NamedTuple):
-  """What was found of one slot.
+  """The result of an audit of one slot whose digests differ.
 
   Attributes:
     slot: its number in the step.
-    digests: what each member has sent, in hexadecimal digits.
-    wrong: members with another digest than two that agree; none if it can't be
-      decided, because no other member is left.
+    digests: the digest that each member has sent, in hexadecimal digits.
+    wrong: members whose digest differs from that of two that agree; empty if that
+      can't be decided, because no other member is left.
   """
 
   slot: int
@@ -74,20 +74,20 @@ class Audit:
     self.begin(step)
 
   def begin(self, step: int) -> None:
-    """Another step begins."""
+    """Begins the audit of another step."""
     start = step * self._data.global_batch
     window = ((start, start + self._data.global_batch),)
     self._votes = {p: {} for p in self._data.audited(window)}
 
   def removed(self, incarnation: Incarnation) -> None:
-    """A member is gone, and what it has sent doesn't count."""
+    """A member is gone, and its digests don't count."""
     for votes in self._votes.values():
       votes.pop(incarnation, None)
 
   def arrived(
     self, incarnation: Incarnation, data: Spans, sent: dict[int, bytes]
   ) -> str:
-    """A member has submitted slots; returns what is wrong with that, if it is.
+    """Takes a member's digests; returns what is wrong with them, or "".
 
     Args:
       incarnation: the member.
@@ -107,13 +107,13 @@ class Audit:
     blocked: set[Incarnation],
     leases: Sequence[Spans],
   ) -> tuple[Incarnation, Spans] | None:
-    """The next slot that is computed again, and the idle member that does so.
+    """The next slot to compute again, and the idle member that computes it.
 
     Args:
       idle: members without a lease.
       blocked: members whose gradients are not finite. They are asked only to
         decide between digests that differ.
-      leases: those of all others.
+      leases: the leases of all other members.
     """
     at_work = collections.Counter(
       p for p in self._votes for lease in leases if _is_in(p, lease)
@@ -128,14 +128,14 @@ class Audit:
     return None
 
   def wants(self, slot: Spans, incarnation: Incarnation) -> bool:
-    """Whether a member's digest of an audited slot would be another one."""
+    """Whether a member has not yet sent its digest of an audited slot."""
     return incarnation not in self._votes[slot[0][0]]
 
   def is_settled(self, members: set[Incarnation]) -> bool:
     """Whether no slot of the step has to be computed again.
 
     Args:
-      members: those whose gradients are finite, which can compute one.
+      members: the members that can compute a slot, since their gradients are finite.
     """
     return all(
       self._is_settled(votes)
@@ -144,10 +144,10 @@ class Audit:
     )
 
   def verdict(self, members: set[Incarnation]) -> Verdict | None:
-    """A slot of which somebody has sent a wrong digest; None if there is none.
+    """The verdict on a slot whose digests differ; None if there is none yet.
 
     Args:
-      members: all there are; each is asked before nobody can decide.
+      members: all members; a slot stays undecided only if each has computed it.
     """
     for position, every in self._votes.items():
       if not self._differ(every):
@@ -156,7 +156,7 @@ class Audit:
       times = collections.Counter(votes.values())
       ((right, most),) = times.most_common(1)
       if most < 2 and not members <= every.keys():
-        continue  # Another one decides.
+        continue  # Another member can still decide.
       wrong = [i for i, digest in votes.items() if digest != right]
       return Verdict(
         tree.slots(self._data, self._slot(position))[0][0],
@@ -182,9 +182,9 @@ class Audit:
 
 
 def _finite(votes: dict[Incarnation, bytes]) -> dict[Incarnation, bytes]:
-  """The digests to compare: of gradients that are finite, if any are.
+  """The digests to compare: those of finite gradients, if there are any.
 
-  What is not finite is no number to compare, and `ledger.not_finite` is for it.
+  Gradients that are not finite can't be compared; `ledger.not_finite` handles them.
   """
   return {i: d for i, d in votes.items() if d != NOT_FINITE} or votes
 

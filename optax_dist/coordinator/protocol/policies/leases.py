@@ -1,10 +1,10 @@
 """The lease manager: samples leased with a coordinator's tokens.
 
 Commits are in the log; leases are not. A coordinator that has started again learns
-them from the members (`Hello.lease`), and samples that no member claims return to the
-pool. So a lease may be given twice across a restart, but no sample can
-count twice: a gradient is only accepted if its samples are leased to its
-replica, and are not in an earlier accepted gradient.
+leases from the members (`Hello.lease`), and samples that no member claims return to
+the pool. So across a restart a sample may be leased twice, but no sample can count
+twice: a gradient is only accepted if its samples are leased to its replica, and are
+not in an earlier accepted gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from optax_dist.ledger import spans as sp
 
 
 class LeaseManager(Policy):
-  """A ledger, and the leases to announce.
+  """Leases samples by the rules of a ledger, and announces the leases.
 
   Attributes:
     state: the ledger's state.
@@ -47,10 +47,10 @@ class LeaseManager(Policy):
     done: ledger.Progress,
     timeout: float,
   ):
-    """Starts with no leases: members claim those they know.
+    """Starts with no leases: members claim the leases that they have.
 
     Args:
-      data: what is leased.
+      data: the samples to lease.
       replicas_to_aggregate: gradients of a step.
       done: the samples in committed steps.
       timeout: how long a run may make no progress, in seconds.
@@ -59,7 +59,7 @@ class LeaseManager(Policy):
     self.state = ledger.init(data, replicas_to_aggregate, done)
     # Members whose leases are not announced yet, in order.
     self._pending: dict[Incarnation, None] = {}
-    # How many gradients of each replica were not finite.
+    # For errors: how many gradients of each replica were not finite.
     self._not_finite: collections.Counter[ReplicaId] = collections.Counter()
     self._slots: Slots | None = None
     if data.deterministic:
@@ -99,13 +99,13 @@ class LeaseManager(Policy):
       for incarnation, lease in leases.items()
     ]
     self._pending.clear()
-    # That there is nothing (more) to compute is news in a deterministic step.
+    # In a deterministic step an empty lease matters: the member has to stop computing.
     return [r for r in requests if r.lease or slots is not None]
 
   def _give(self, incarnation: Incarnation, spans: Spans) -> None:
-    """A member computes what another one computes, too, or has computed."""
+    """A member computes samples that another member computes or has computed, too."""
     if any(sp.overlap(spans, held.out) for held in self.state.held.values()):
-      # Nobody has brought it yet, so this result may be the one that counts.
+      # No member has submitted these samples yet, so the copy may be the one to count.
       self._step(ledger.Copy(incarnation, spans))
     else:
       self._assign(incarnation, spans)
@@ -157,7 +157,7 @@ class LeaseManager(Policy):
     self._step(ledger.Ask(incarnation, self._share(count)))
 
   def _share(self, count: int) -> int:
-    """How many gradients a member computes that is asked for so many."""
+    """How many gradients a member computes, if `count` are requested from it."""
     return count if self._slots is None else self._slots.share(self.state)
 
   def check_gradient(
@@ -183,7 +183,7 @@ class LeaseManager(Policy):
   def weigh(
     self, parts: tuple[Part, ...], messages: Sequence[SubmitGradient]
   ) -> tuple[Part, ...]:
-    return parts  # All have the samples of whole rounds.
+    return parts  # A lease is for whole rounds, so no part has a smaller share.
 
   def verdict(self) -> Verdict | None:
     return None if self._slots is None else self._slots.verdict(self.state)
@@ -192,7 +192,7 @@ class LeaseManager(Policy):
     return ledger.is_blocked(self.state, incarnation)
 
   def _zeros_in(self, incarnation: Incarnation, spans: Spans) -> Spans:
-    """The slots of a gradient of which its member says that they are zeros."""
+    """The slots of a gradient that its member reports as zeros."""
     if self._slots is None:
       return ()
     return self._slots.zeros_in(incarnation, spans)
@@ -221,9 +221,10 @@ class LeaseManager(Policy):
       return self.lease(incarnation)
     spans = self._accepted(incarnation)
     if arriving:
-      # What it has sent before is still accepted.
+      # The member's earlier gradients of this step stay accepted.
       spans = sp.minus(message.data, spans)
-    # Also if others have it by now: it must not speak against who found the same.
+    # Samples that others hold by now are included: otherwise they would count as
+    # finite here, against a member that found the same gradients not finite.
     bad = self._zeros_in(incarnation, spans) if message.finite else spans
     if reason == quorum.Reason.NON_FINITE:
       zeros = sp.size(bad) // self.state.unit if message.finite else 1
@@ -232,7 +233,7 @@ class LeaseManager(Policy):
     if bad:
       self._step(ledger.Drop(incarnation, bad, finite=False))
     if rest:
-      # Last: who has some finite ones among them is to be trusted.
+      # Last, since finite gradients among them restore the trust in the member.
       finite = True if returned or bad else None
       self._step(ledger.Drop(incarnation, rest, finite))
     if requested is not None:
@@ -283,7 +284,7 @@ class LeaseManager(Policy):
     tokens: dict[Incarnation, int],
     seconds: float,
   ) -> Next:
-    # The next leases are sent with the commit, so they cost no message.
+    # The next leases are part of the commit, so they need no message of their own.
     owners = dict.fromkeys(part.incarnation for part in parts)
     held = tuple([(i, self._accepted(i)) for i in owners])
     first = [i for i in owners if i in tokens]
@@ -296,7 +297,7 @@ class LeaseManager(Policy):
       )
     requests = [ledger.Ask(i, max(1, count)) for i, count in requested.items()]
     self._step(ledger.Commit(held, skipped), *requests)
-    # Who has nothing to compute yet must not go on with its old lease.
+    # A member without samples gets an empty lease, so that it drops its old one.
     leases: dict[Incarnation, Spans] = dict.fromkeys(owners, ())
     leases |= {i: self.lease(i) for i in self._pending}
     self._pending.clear()

@@ -1,15 +1,15 @@
-"""What a coordinator decides beside the quorum's rules: here, next to nothing.
+"""A coordinator's decisions beside the quorum's rules; this base decides little.
 
 The coordinator calls its policy for each event of a gradient's life:
 
-    claim  a member has come, and computes on this
+    claim  a member has called, with the samples that it computes on
     check_gradient -> accepted -> weigh -> committed, or dropped
-    request -> announcements: what members are asked to compute next
+    request -> announcements: what members should compute next
 
-Other policies decide more: `leases` says who computes on which samples, and an
-optional one (`Config.policy`) may keep a step open, and weigh. What a policy
-needs of the past is in the log (`Committed`), or is sent again to each
-new coordinator.
+Other policies decide more: `leases` decides which member computes on which samples,
+and an optional policy (`Config.policy`) may keep a step open, and weigh gradients. A
+policy finds what it needs of the past in the log (`Committed`), or members send it
+again to each new coordinator.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from optax_dist.ledger import Spans
 
 
 class Share(codec.Struct):
-  """What a member says of a round that it took part in from amid it.
+  """A member's report on a round of local steps that it joined midway.
 
   Attributes:
-    share: of the round's own steps, how many it has taken.
+    share: the fraction of the round's own steps that the member has taken.
   """
 
   share: Annotated[float, msgspec.Meta(ge=1e-9, le=1)]
 
 
-#: `SubmitGradient.work`, of what has fewer steps than others.
+#: `SubmitGradient.work` of a contribution with fewer local steps than others.
 SHARE: codec.Codec[Share] = codec.Codec(Share)
 
 
 class Request(NamedTuple):
-  """What a member should compute next: so many gradients, on these samples."""
+  """A member should compute so many gradients next, on these samples."""
 
   incarnation: Incarnation
   gradients: int
@@ -51,10 +51,10 @@ class Request(NamedTuple):
 
 
 class GradientCheck(NamedTuple):
-  """What a submission is worth.
+  """The policy's check of a submission.
 
   Attributes:
-    refusal: why it is refused as invalid; "" if it isn't.
+    refusal: why the submission is invalid; "" if it is valid.
     finite: whether its gradient counts as finite.
     fits: whether it may be accepted.
   """
@@ -65,19 +65,19 @@ class GradientCheck(NamedTuple):
 
 
 class Next(NamedTuple):
-  """What members compute on after a commit, as fields of `Committed`."""
+  """The policy's part of a commit, as fields of `Committed`."""
 
   leases: tuple[Leased, ...] = ()
   skipped: Spans = ()
 
 
 class Policy:
-  """Each replica has its own data, and a step begins with its first gradient.
+  """The policy of replicas with their own data; a gradient begins each step.
 
   Attributes:
     now: the time of the coordinator's clock.
-    deadline: when the coordinator must call `begins`, `closes` and `announcements` at
-      the latest.
+    deadline: until when the coordinator must call `begins`, `closes` and
+      `announcements` again.
     exhausted: whether the remaining samples no longer fill a step.
   """
 
@@ -89,8 +89,8 @@ class Policy:
     """Starts with no requests.
 
     Args:
-      sums: whether each replica sums several gradients, and so must be told how
-        many.
+      sums: whether replicas sum several gradients, so that the coordinator has to
+        request how many.
     """
     self._sums = sums
     self._requests: list[Request] = []
@@ -100,11 +100,11 @@ class Policy:
 
     Args:
       state: state of the quorum's rules.
-      to_come: replicas that may come, though the quorum may do without them.
+      to_come: how many replicas may come, even if the quorum does not need them.
     """
 
   def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
-    """A member has come to this coordinator; it was asked for `count` gradients."""
+    """A member has called this coordinator; the rules want `count` gradients of it."""
     if count:
       self.request(incarnation, count)
 
@@ -114,7 +114,7 @@ class Policy:
   def check_gradient(
     self, incarnation: Incarnation, message: SubmitGradient
   ) -> GradientCheck:
-    """A member has submitted."""
+    """A member has submitted a gradient: whether it is valid."""
     refusal = ""
     try:
       if message.work:
@@ -128,7 +128,7 @@ class Policy:
     return False
 
   def accepted(self, incarnation: Incarnation, message: SubmitGradient) -> bool:
-    """A gradient was accepted; returns whether all others are called."""
+    """A gradient was accepted; returns whether to send `Call` to all others."""
     return False
 
   def has_begun(self, step: int) -> bool:
@@ -148,21 +148,21 @@ class Policy:
     Args:
       incarnation: its member.
       message: the gradient.
-      arriving: whether it was never accepted.
+      arriving: whether it has just arrived; otherwise it was accepted before.
       reason: why, a value of `quorum.Reason`.
-      requested: the token that its member gets with the answer, if any.
+      requested: how many gradients are requested from its member with the answer.
 
     Returns:
-      The samples that it computes on next.
+      The samples that the member computes on next.
     """
     return ()
 
   def swap(self) -> Incarnation | None:
-    """Whose accepted gradient should be returned (`ledger.swap`); None: no one's."""
+    """The member whose accepted gradient should be returned (`ledger.swap`)."""
     return None
 
   def lost_samples(self, most: int | None) -> str:
-    """What is wrong with ending now that the data is used; "" for nothing.
+    """Why the run may not end well although all data is used; "" if it may.
 
     Args:
       most: how many samples may be skipped; None for the default.
@@ -172,14 +172,14 @@ class Policy:
   def weigh(
     self, parts: tuple[Part, ...], messages: Sequence[SubmitGradient]
   ) -> tuple[Part, ...]:
-    """The parts of a mean with their weights: here, by their own steps."""
+    """The parts of a mean with their weights; here, by their shares of local steps."""
     if not any(message.work for message in messages):
       return parts
     shares = [
       SHARE.decode(message.work).share if message.work else 1.0
       for message in messages
     ]
-    # Their mean is 1.
+    # So that the weights have mean 1.
     scale = len(shares) / sum(shares)
     return tuple(
       codec.replace(part, weight=part.weight * share * scale)
@@ -192,15 +192,15 @@ class Policy:
     tokens: dict[Incarnation, int],
     seconds: float,
   ) -> Next:
-    """A step is committed, which took so long.
+    """A step is committed.
 
     Args:
       parts: the gradients of the step.
       tokens: number of gradients that members should compute next.
-      seconds: how long aggregating took.
+      seconds: how long the aggregation took.
 
     Returns:
-      What is sent along with the commit.
+      The policy's fields of the commit.
     """
     return Next()
 
@@ -224,7 +224,7 @@ class Policy:
     return False
 
   def verdict(self) -> Verdict | None:
-    """What was found where members' gradients differ; None if none do."""
+    """The audit's verdict on gradients that differ; None if there is none."""
     return None
 
   def request(self, incarnation: Incarnation, count: int) -> None:
@@ -233,6 +233,6 @@ class Policy:
       self._requests.append(Request(incarnation, count))
 
   def announcements(self) -> list[Request]:
-    """What is to be sent to members, since nothing else has told them."""
+    """The requests that no other message has told the members."""
     requests, self._requests = self._requests, []
     return requests

@@ -1,12 +1,12 @@
-"""Who computes which slots of a deterministic step.
+"""Which member computes which slots of a deterministic step.
 
-When a step begins, each member gets a run of slots, as long as it is fast. A member
-that is done takes slots from the end of another one's run (work stealing: Blumofe
-and Leiserson, Scheduling multithreaded computations by work stealing, JACM 1999).
-How far that one is isn't known, but how long its slots took so far is. Slots that it
-has probably not begun it is told to leave out; so nothing is computed twice. A slot
-that the thief would have sooner, or that is late, is computed a second time, and the
-first result counts.
+When a step begins, each member gets a run of slots, and a faster member a longer run. A
+member that is done takes slots from the end of another member's run (work stealing:
+Blumofe and Leiserson, Scheduling multithreaded computations by work stealing, JACM
+1999). The coordinator does not know how far the owner of these slots is, but knows how
+long its slots took so far. The owner is told to leave out slots that it has probably
+not begun, so these are not computed twice. A single slot that the thief would finish
+sooner, or that is late, is computed a second time, and the first result counts.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from optax_dist.coordinator.protocol.entries import Incarnation
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 
-# How much a new measurement of a pace counts, and how quickly the pace of a member
-# without any comes to that of the others: it may be faster by now.
+# The weight of a new measurement of a member's pace. And how quickly the estimate for a
+# member without slots returns to the usual pace: the member may be faster by now.
 _NEW, _OTHERS = 1 / 4, 1 / 8
-# The shortest time, in seconds, that a slot is taken to need.
+# The shortest time, in seconds, that a slot is assumed to take.
 _MIN_SECONDS = 1e-6
 
 
 class Theft(NamedTuple):
-  """Slots that a member takes from another one.
+  """Slots that one member takes from another.
 
   Attributes:
-    time: when it may.
+    time: when the thief may take them.
     end: when the owner would be done, if it were as fast as before.
-    thief: the member that gets them.
-    owner: the member whose they are.
+    thief: the member that gets the slots.
+    owner: the member that was to compute them.
     slots: their samples.
     is_left: whether the owner leaves them out; otherwise both compute them.
   """
@@ -53,38 +53,38 @@ class _Lease(NamedTuple):
 
 
 class Sharing:
-  """What each member was told to compute, and how fast it is."""
+  """The slots that each member is to compute, and how fast it is."""
 
   def __init__(self, unit: int, assumed_seconds: float):
     """Starts with no leases.
 
     Args:
       unit: samples in a slot.
-      assumed_seconds: how long a slot is taken to need, until a member has brought
-        one.
+      assumed_seconds: how long a slot is assumed to take, until a member has
+        submitted one.
     """
     self._unit, self._assumed_seconds = unit, assumed_seconds
     self._leases: dict[Incarnation, _Lease] = {}
-    # Seconds that a slot of each member takes.
+    # Seconds that each member needs for a slot.
     self._seconds: dict[Incarnation, float] = {}
 
   @property
   def members(self) -> tuple[Incarnation, ...]:
-    """Who is to compute something."""
+    """The members that have slots to compute."""
     return tuple(self._leases)
 
   @property
   def measured(self) -> int:
-    """How many members have brought something; others may be compiling yet."""
+    """How many members have submitted slots; others may still be compiling."""
     return len(self._seconds)
 
   def lease(self, incarnation: Incarnation) -> Spans:
-    """What a member was told to compute; empty for nothing."""
+    """The samples of the slots that a member is to compute; empty for none."""
     lease = self._leases.get(incarnation)
     return () if lease is None else lease.spans
 
   def assign(self, incarnation: Incarnation, spans: Spans, now: float) -> None:
-    """A member is told to compute these slots, and no others."""
+    """Assigns exactly these slots to a member."""
     self._leases.pop(incarnation, None)
     if spans:
       self._leases[incarnation] = _Lease(spans, now)
@@ -92,14 +92,14 @@ class Sharing:
   def leave_out(
     self, incarnation: Incarnation, spans: Spans, now: float
   ) -> bool:
-    """A member need not compute these; returns whether it was to compute some."""
+    """Takes slots off a member's lease; returns whether any were on it."""
     lease = self._leases.get(incarnation)
     if lease is None or not sp.overlap(spans, lease.spans):
       return False
     rest = sp.minus(lease.spans, spans)
     self.assign(incarnation, rest, lease.since)
     if not rest and now - lease.since > self._seconds_of(incarnation):
-      # Others were faster; it is at least as slow as this.
+      # Other members had all its slots first: it needs at least this long for a slot.
       self._measure(incarnation, now - lease.since)
     return True
 
@@ -111,7 +111,7 @@ class Sharing:
     Args:
       incarnation: the member.
       spans: their samples.
-      compiled: seconds of it that programs were compiled.
+      compiled: for how many of its seconds it compiled programs.
       now: the time.
     """
     lease = self._leases.get(incarnation)
@@ -133,7 +133,7 @@ class Sharing:
   def share(
     self, members: Iterable[Incarnation], slots: int
   ) -> dict[Incarnation, int]:
-    """Begins a step: how many slots each member gets, so that it ends early."""
+    """Begins a step; returns how many slots each member gets, so that it ends early."""
     self._leases.clear()
     shares = dict.fromkeys(members, 0)
     paces = {i: self._seconds_of(i) for i in shares}
@@ -154,11 +154,11 @@ class Sharing:
   def next(
     self, pairs: Iterable[tuple[Incarnation, Incarnation]], now: float
   ) -> Theft | None:
-    """The next slots that a member takes; None for none.
+    """The next slots that a member takes from another; None for none.
 
     Args:
-      pairs: who may take some of whom: for each member with a lease, the fastest
-        idle one, which would have them first.
+      pairs: for each member with a lease, the fastest idle member that may take
+        slots from it, and then this member itself.
       now: the time.
     """
     leased = collections.Counter(
@@ -170,7 +170,7 @@ class Sharing:
     thefts = []
     for thief, owner in pairs:
       lease = self._leases[owner]
-      # Its last slot, which is the one to take, may be computed twice already.
+      # The owner's last slot would be taken first; skip it if two members have it.
       if leased[lease.spans[-1][1] - self._unit] == 1:
         thefts.append(self._theft(thief, owner, lease, now))
     key = lambda theft: (theft.time, -theft.end, theft.thief, theft.owner)
@@ -183,10 +183,11 @@ class Sharing:
     theirs, mine = self._seconds_of(owner), self._seconds_of(thief)
     end = lease.since + all_ * theirs
     not_begun = int((end - now) / theirs)
-    # As many as it would have before the owner has the others.
+    # As many slots as the thief can compute before the owner has computed the rest.
     number = min(int((end - now) / (mine + theirs)), not_begun, all_ - 1)
     slots = sp.tail(lease.spans, max(1, number) * self._unit)
-    # To repeat one of several does not help: they are brought together.
+    # Repeating one of several begun slots does not help: their owner submits all of
+    # them together.
     helps = now + mine < end and (not_begun > 0 or all_ == 1)
     time = now if helps else end + mine
     return Theft(time, end, thief, owner, slots, all_ > 1)

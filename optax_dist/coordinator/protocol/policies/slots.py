@@ -1,4 +1,4 @@
-"""The slots of a deterministic step: who computes them, and which count as zeros."""
+"""The slots of a deterministic step: which member has them, and which are zeros."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Move(NamedTuple):
   """Slots that an idle member computes from now on.
 
   Attributes:
-    to: the member.
+    to: the idle member.
     slots: their samples.
-    owner: the member that need not compute them any more; None if it goes on.
+    owner: the member that need not compute them any more; None if both compute them.
   """
 
   to: Incarnation
@@ -30,11 +30,11 @@ class Move(NamedTuple):
 
 
 class Slots:
-  """What each member computes in the current step, and what it has found.
+  """The slots that each member computes in the current step, and their results.
 
   Attributes:
     live: how many members there are.
-    sharing: what each was told to compute.
+    sharing: which slots each member is to compute.
   """
 
   def __init__(
@@ -43,7 +43,7 @@ class Slots:
     """Starts without members.
 
     Args:
-      data: says which slots are audited.
+      data: the leased samples, of which some slots are audited.
       step: the next step.
       unit: samples in a slot.
       assumed_seconds: see `Sharing`.
@@ -52,7 +52,7 @@ class Slots:
     self._unit = unit
     self.sharing = Sharing(unit, assumed_seconds)
     self._audit = Audit(data, step) if data.audit else None
-    # The slots of this step that count as zeros, as each member has found.
+    # The slots of this step that each member reports as zeros.
     self._zeros: dict[Incarnation, Spans] = {}
 
   def removed(self, incarnation: Incarnation) -> None:
@@ -62,9 +62,9 @@ class Slots:
       self._audit.removed(incarnation)
 
   def share(self, state: ledger.State) -> int:
-    """How many slots a member gets that asks amid a step.
+    """How many slots a member gets if it needs some during a step.
 
-    All that are idle share what is free; who gets too much is relieved of it.
+    Idle members share the free slots; others take slots from a member with too many.
     """
     idle = max(1, self.live - len(self.sharing.members))
     return max(1, -(-state.free // (idle * self._unit)))
@@ -84,13 +84,13 @@ class Slots:
     }
 
   def deadline(self, state: ledger.State, now: float) -> float:
-    """When `move` may find something."""
+    """When `move` may find slots to move."""
     idle = [i for i in self._waiting(state) if not ledger.is_blocked(state, i)]
     theft = self._theft(state, idle, now)
     return math.inf if theft is None else theft.time
 
   def move(self, state: ledger.State, now: float) -> Move | None:
-    """What an idle member computes that another one computes, too, or has computed."""
+    """Slots for an idle member: taken from another one, left out, or to be audited."""
     waiting = self._waiting(state)
     blocked = {i for i in waiting if ledger.is_blocked(state, i)}
     idle = [i for i in waiting if i not in blocked]
@@ -113,9 +113,10 @@ class Slots:
     return [i for i in waiting if not self.sharing.lease(i)]
 
   def _left_out(self, state: ledger.State) -> Spans:
-    """A slot that nobody computes, though it is leased; empty for none.
+    """A slot that no member computes, though it is leased; empty for none.
 
-    Its member leaves it out, for another one had it, which has gone or got others.
+    Its owner was told to leave it out, and the member that took it has gone, or got
+    other slots.
     """
     out = sp.union(*(held.out for held in state.held.values()))
     computed = map(self.sharing.lease, self.sharing.members)
@@ -138,19 +139,19 @@ class Slots:
   def _may_compute(
     self, thief: Incarnation, owner: Incarnation, state: ledger.State
   ) -> bool:
-    """Whether it is of use that one member computes what another one does."""
+    """Whether it helps if one member computes the slots of another."""
     lease, held = self.sharing.lease(owner), state.held.get(owner)
     if held is not None and sp.overlap(lease, held.out):
       return True
-    # It is computed again, for an audit.
+    # Otherwise the owner's slot is a repetition for an audit.
     return self._audit is not None and self._audit.wants(lease, thief)
 
-  # What they have found.
+  # Results of slots.
 
   def admit(
     self, incarnation: Incarnation, message: SubmitGradient, now: float
   ) -> str:
-    """A member has submitted slots; returns what is wrong with that, if it is."""
+    """Takes a member's slots; returns what is wrong with the submission, or ""."""
     data, timings = message.data, message.timings
     compiled = 0.0 if timings is None else timings.compiled
     self.sharing.brought(incarnation, data, compiled, now)
@@ -163,7 +164,7 @@ class Slots:
       for position, digest in sent.items()
       if digest == audit.NOT_FINITE
     ]
-    # It may have computed them before, and others besides.
+    # This result replaces that of the same slots; the member's other slots stay.
     before = sp.minus(self._zeros.get(incarnation, ()), data)
     self._zeros[incarnation] = sp.union(before, zeros)
     if self._audit is None:
@@ -171,24 +172,28 @@ class Slots:
     return self._audit.arrived(incarnation, data, sent)
 
   def zeros_in(self, incarnation: Incarnation, spans: Spans) -> Spans:
-    """The slots of a gradient of which its member says that they are zeros."""
+    """The slots of a gradient that its member reports as zeros."""
     zeros = self._zeros.get(incarnation, ())
     return sp.common(zeros, sp.union(spans)) if zeros else ()
 
   def skipped(self, parts: tuple[Part, ...]) -> Spans:
-    """The samples that a step names because their gradients were not finite."""
+    """The samples that a step skips because their gradients were not finite."""
     zeros = ((self._zeros.get(p.incarnation, ()), p.data) for p in parts)
     return sp.union(*(sp.common(spans, data) for spans, data in zeros))
 
   def is_audited(self, state: ledger.State) -> bool:
-    """Whether no slot has to be computed again; others may be compiling yet."""
+    """Whether the audit needs no more digests.
+
+    As long as only one member has submitted slots, the audit does not wait: the others
+    may still be compiling.
+    """
     if self._audit is None:
       return False
     able = {i for i in _members(state) if not ledger.is_blocked(state, i)}
     return self.sharing.measured < 2 or self._audit.is_settled(able)
 
   def verdict(self, state: ledger.State) -> Verdict | None:
-    """What was found where members' gradients differ; None if none do."""
+    """The audit's verdict on gradients that differ; None if there is none."""
     return None if self._audit is None else self._audit.verdict(_members(state))
 
 

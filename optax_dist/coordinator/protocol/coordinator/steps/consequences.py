@@ -1,4 +1,4 @@
-"""What a run has to do because of its steps."""
+"""What a run has to do because of its steps: evict a member, or end with an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from optax_dist.coordinator.protocol.entries import Incarnation
 
 
 class Evict(NamedTuple):
-  """A member has to go."""
+  """A member has to be removed; if its gradients are `wrong`, its process for good."""
 
   incarnation: Incarnation
   reason: str

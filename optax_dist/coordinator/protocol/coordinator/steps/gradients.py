@@ -25,7 +25,7 @@ from optax_dist.coordinator.protocol.policies.policy import Policy
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arrival:
-  """A member's gradient, when it came, and whether it counts as finite."""
+  """A member's gradient, when it arrived, and whether it counts as finite."""
 
   incarnation: Incarnation
   message: SubmitGradient
@@ -34,13 +34,13 @@ class Arrival:
 
 
 class Gradients:
-  """Gradients on their way into a step, and what else its commit has.
+  """Gradients on their way into a step, and what else is in its commit.
 
   Attributes:
-    accepted: those that are accepted and not committed, of each member on the same
-      parameters.
-    dropped: how many were dropped, by reason.
-    saving: whether all are to save the next state.
+    accepted: the gradients that are accepted and not committed, by member; those of a
+      member are on the same parameters.
+    dropped: how many gradients were dropped, by reason.
+    saving: whether all replicas are to save the next state.
   """
 
   def __init__(self, config: Config, policy: Policy, history: History):
@@ -48,37 +48,37 @@ class Gradients:
 
     Args:
       config: the run's.
-      policy: weighs gradients, and says who computes what next.
-      history: says what was dropped, and which requests were in a commit.
+      policy: weighs gradients, and says which member computes what next.
+      history: knows what was dropped, and which requests were in a commit.
     """
     self._config, self._policy, self._history = config, policy, history
     self.accepted: dict[Incarnation, list[Arrival]] = {}
     self.dropped = dict(history.dropped)
     self.saving = False
-    # Hyperparameters to set with the next commit, by the process that asked.
+    # Hyperparameters to set with the next commit, by the process that requested them.
     self._changes: dict[Process, Change] = {}
 
   @property
   def first(self) -> float:
-    """When the first accepted one came; infinity for none."""
-    # A member's are in the order in which they came.
+    """When the first accepted gradient arrived; infinity for none."""
+    # Each member's gradients are in the order in which they arrived.
     return min((a[0].at for a in self.accepted.values()), default=math.inf)
 
   def of(self, members: Iterable[Incarnation]) -> list[Arrival]:
-    """The accepted ones of some members, each in the order in which they came."""
+    """The accepted gradients of some members, in the order of their arrival."""
     return [arrival for i in members for arrival in self.accepted[i]]
 
   def drop(
     self, drop: quorum.Drop, arriving: Arrival | None
   ) -> tuple[list[Arrival], str]:
-    """A member's gradients are dropped.
+    """Drops a member's gradients.
 
     Args:
       drop: the decision.
       arriving: the gradient that the rules were asked about, if any.
 
     Returns:
-      The dropped ones, and the reason.
+      The dropped gradients, and the reason.
     """
     reason = drop.reason
     new = reason is not quorum.Reason.SUPERSEDED
@@ -93,19 +93,20 @@ class Gradients:
     return arrivals, reason.value
 
   def set_hyperparams(self, change: Change) -> None:
-    """Sets them with the next commit, unless a commit has done so."""
+    """Sets hyperparameters with the next commit, unless a commit has done so."""
     process = change.process
     known = self._changes.get(process)
     latest = (
       self._history.changes.get(process, 0) if known is None else known.number
     )
     if change.number > latest:
-      # The latest request is the last one, and has the earlier values.
+      # The latest request includes the values of earlier ones. It moves to the end,
+      # because the last change of a name decides.
       self._changes.pop(process, None)
       self._changes[process] = change
 
   def parts(self, members: Iterable[quorum.Contribution]) -> tuple[Part, ...]:
-    """The gradients of a step, as members are told of them."""
+    """The gradients of a step, as members and the log get them."""
     parts, arrived = [], []
     for c in members:
       for arrival in self.accepted[c.incarnation]:
@@ -136,7 +137,7 @@ class Gradients:
     Args:
       commit: the decision.
       ended: the round that has its mean; None if gradients are sent inline.
-      tokens: how many gradients the rules ask of each member next.
+      tokens: how many gradients the rules request from each member next.
     """
     now, seconds = self._policy.now, 0.0
     if ended is None:
@@ -149,7 +150,7 @@ class Gradients:
     arrivals = self.of(owners)
     for incarnation in owners:
       del self.accepted[incarnation]
-    # Microseconds: with hundreds of members each digit counts.
+    # Rounded to microseconds: with hundreds of members each digit makes the log larger.
     details = [
       Details(a.message.batches, a.message.compute, round(now - a.at, 6))
       for a in arrivals

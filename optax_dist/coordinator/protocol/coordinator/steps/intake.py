@@ -1,17 +1,17 @@
-r"""Gradients that members are asked for, until the rules may have them.
+r"""Gradients from a member's request until the quorum's rules get them.
 
-A step's mean is that of what all could have brought, so nothing is accepted before
-all members have called, one has the state that it is applied to, and it is known which
-job the run has.
+All members must have had the chance to contribute to a step. So no gradient is accepted
+before all members have called, a member has the state that the mean is applied to, and
+it is decided which job the run has.
 
     submitted -> queued -> of a newcomer: it counts from now on, or with the next step
                        \-> the rules: accepted, or dropped
 
-A replica that is back would have all others wait until it has the state, has
-compiled, and has computed its first gradient. So where a step can go without it, it
-is a newcomer, and counts only once that gradient is there. If it came too late for
-its step, its replica begins with the others: at once if they have just begun, or else
-after the next commit.
+If a replica that joins again counted at once, all others would wait until it has the
+state, has compiled, and has computed its first gradient. So where steps don't need it,
+it is a newcomer, and counts only once its first gradient arrives. If that gradient is
+too late for its step, the newcomer begins together with the others: at once if they
+have just begun a step, otherwise after the next commit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Newcomer:
 
   Attributes:
     since: the first step that its gradients may be on.
-    late: its first gradient, if that was too late.
+    late: its first gradient, if that was too late for its step.
   """
 
   since: int
@@ -65,7 +65,7 @@ class Intake:
 
   Attributes:
     queue: gradients that have to wait, and their members.
-    has_job: whether it is known which job the run has, if those of replicas differ.
+    has_job: whether it is decided which job the run has, if replicas' jobs differ.
   """
 
   def __init__(
@@ -79,15 +79,15 @@ class Intake:
     consequences: list[Consequence],
     out: Outbox,
   ):
-    """Starts without any.
+    """Starts without gradients.
 
     Args:
       config: the run's.
-      policy: says what fits.
+      policy: checks gradients, and says what members compute.
       ruling: the rules.
       members: the members.
-      gradients: those that are accepted.
-      history: says who is lost.
+      gradients: the accepted gradients.
+      history: knows the lost replicas.
       consequences: where evictions go.
       out: where messages go.
     """
@@ -97,18 +97,18 @@ class Intake:
     self.queue: list[tuple[MemberState, msg.SubmitGradient]] = []
     self.has_job = True
     self._newcomers: dict[Incarnation, _Newcomer] = {}
-    # When the last of those that the step waits for has begun it, and how long the
+    # When the last replica that the step waits for began it, and how long the
     # gradients of the step before took.
     self._began_at, self._seconds = 0.0, 0.0
-    # Whether newcomers begin that can.
+    # Whether newcomers that are ready count from now on.
     self._may_begin = False
 
   # Members.
 
   def ends_in(self, member: Member) -> float | None:
-    """For `Welcome`: when the step ends, if it would not wait for a new member.
+    """For `Welcome`: seconds until the step ends, if it won't wait for a new member.
 
-    Its gradients are taken to last as long as those before.
+    The estimate is that its gradients take as long as those of the step before.
     """
     leased = self._config.job.data is not None
     if leased or not self._seconds or not self._ruling.can_go_without(member):
@@ -128,11 +128,11 @@ class Intake:
       self._ruling.join(state.member, since)
 
   def removed(self, member: Member, left: bool) -> None:
-    """A member is gone, or has left."""
+    """A member is lost, or has left."""
     incarnation = member.incarnation
     self._newcomers.pop(incarnation, None)
     if self._newcomers and self._ruling.is_short_without(member, left):
-      # Steps would wait for others, who may never come.
+      # Without the newcomers, steps would wait for replicas that may never come.
       for newcomer in list(self._newcomers):
         self._count(self._members[newcomer])
     self.queue = [
@@ -142,7 +142,7 @@ class Intake:
     ]
 
   def reconnected(self, hello: msg.Hello) -> None:
-    """A member has called: one that knows of all steps has seen this one begin."""
+    """A member has called; if it knows all steps, it knows when this step began."""
     if not self._began_at and hello.read == self._ruling.step and hello.since:
       self._began_at = self._policy.now - hello.since
       self._seconds = hello.compute
@@ -151,19 +151,19 @@ class Intake:
     """A step is committed.
 
     Args:
-      compute: the seconds that the slowest of its gradients has taken; 0 if unknown.
-        The step itself may have waited for others, which the next one won't.
+      compute: the seconds that the slowest of its gradients took; 0 if unknown. The
+        whole step may have taken longer, as it may have waited for other replicas.
     """
     now = self._policy.now
     self._seconds = compute or (now - self._began_at if self._began_at else 0.0)
     self._began_at, self._may_begin = now, True
 
   def not_finite(self) -> None:
-    """A gradient was not finite: newcomers are to try its samples."""
+    """A gradient was not finite: newcomers may count, so that they try its samples."""
     self._may_begin = True
 
   def _count(self, state: MemberState) -> None:
-    """Steps wait for a newcomer from now on."""
+    """A newcomer counts, so that steps wait for it from now on."""
     newcomer = self._newcomers.pop(state.member.incarnation)
     self._ruling.join(state.member, newcomer.since)
     self.members_changed()
@@ -171,34 +171,35 @@ class Intake:
       self.arrive(state, newcomer.late)
 
   def _begin_newcomers(self) -> None:
-    """Newcomers begin with a step, if their first gradient was too late.
+    """Newcomers whose first gradient was too late begin together with a step.
 
-    So does one that has the state, if it gets samples only once it counts.
+    If samples are leased, a newcomer gets samples only once it counts, so it counts as
+    soon as it has the state.
     """
     leased = self._config.job.data is not None
-    while self._may_begin:  # What is counted may be enough for a step.
+    while self._may_begin:  # A late gradient may complete a step.
       self._may_begin = False
       for incarnation, newcomer in list(self._newcomers.items()):
         state = self._members[incarnation]
         if newcomer.late is not None or (leased and state.has(0)):
           self._count(state)
 
-  # What members compute next, as the policy has it.
+  # What members compute next, as the policy says.
 
   def members_changed(self) -> None:
-    """The quorum may be another one."""
+    """The quorum may have changed."""
     to_come = len(self._history.lost()) + len(self._newcomers)
     self._policy.members_changed(self._ruling.state, to_come)
     self.announce()
 
   def tokens(self, tokens: dict[ReplicaId, int]) -> None:
-    """The rules have given these tokens."""
+    """Requests gradients from the members to which the rules have given tokens."""
     for incarnation, count in self.of_connected(tokens).items():
       self._policy.request(incarnation, count)
     self.announce()
 
   def announce(self) -> None:
-    """Tells members what to compute next, unless another message has."""
+    """Tells members what to compute next, unless another message has told them."""
     for requested in self._policy.announcements():
       state = self._members.get(requested.incarnation)
       if state is None:
@@ -234,7 +235,7 @@ class Intake:
   # Gradients.
 
   def arrive(self, state: MemberState, message: msg.SubmitGradient) -> None:
-    """A member submits a gradient, which may have to wait."""
+    """A member has submitted a gradient, which may have to wait."""
     if not state.needs:
       state.applied = max(state.applied, message.applied)
     if self._may_process(state):
@@ -243,7 +244,7 @@ class Intake:
       self.queue.append((state, message))
 
   def check(self) -> None:
-    """Goes on with what waits, in order, as far as possible."""
+    """Gives queued gradients to the rules, in order, as far as possible."""
     self._begin_newcomers()
     while self.queue and self._may_process(self.queue[0][0]):
       self._arrive(*self.queue.pop(0))
@@ -253,7 +254,8 @@ class Intake:
   def has_state(self) -> bool:
     """Whether a member has the state that the next step is applied to.
 
-    If gradients are sent inline, whoever has an older one gets the means.
+    If gradients are sent inline, that always holds: a member with an older state gets
+    all means in commits.
     """
     return self._config.inline or self._members.have(self._ruling.step)
 
@@ -263,36 +265,38 @@ class Intake:
       return False
     round_ = self._ruling.state.round
     if self._config.rules.alone:
-      # Two that arrive meanwhile would be averaged, not applied one by one.
+      # During a round, two gradients could be accepted, and would then be averaged
+      # instead of applied one by one.
       return round_ is None
-    # If the round fails, what this one adds to or replaces is accepted again.
+    # If the round fails, its gradients count again, among them the one that this
+    # gradient adds to or replaces.
     return round_ is None or not round_.has(state.member.replica)
 
   def _all_connected(self) -> bool:
     """Whether all members have called this coordinator, or had time to.
 
-    One that has yet to call may be the only one with the state, or with steps that
-    the log has lost; and with a single gradient, another one gets the mean too.
+    A member that has yet to call may be the only one with the state, or with steps that
+    the log has lost. It may also be needed as the witness of a single gradient's mean.
     """
     return all(state.is_connected for state in self._members.waiting())
 
   def _arrive(self, state: MemberState, message: msg.SubmitGradient) -> None:
     incarnation, replica = state.member.incarnation, state.member.replica
     if message.sequence <= state.sequence:
-      # What it repeats has its answer, or gets it.
+      # The first submission with this number has its answer, or will get it.
       self._out.send(
         state.member.process, msg.Rejected("a repeated submission")
       )
       return
     check = self._check_gradient(state, message)
     if check.refusal:
-      # It would wait for an answer, and the others for another gradient of it.
+      # Evicted, or it would wait for an answer, and the others for its next gradient.
       why = f"it sent {check.refusal}"
       self._consequences.append(Evict(incarnation, why))
       return
     if incarnation in self._newcomers:
       late = not self._is_fresh(message.local_step)
-      # Learners of a policy that keeps steps open don't wait for each other.
+      # Under a policy that keeps steps open, learners don't wait for each other.
       if late and self._config.policy is None:
         if not self._can_keep_up():
           self._newcomers[incarnation].late = message
@@ -303,7 +307,7 @@ class Intake:
     local_step, ruling = message.local_step, self._ruling
     finite = check.finite
     if self._is_fresh(local_step) and finite:
-      # For the rules, a gradient on another replica's samples is as bad as NaN.
+      # The rules drop a gradient on another replica's samples like one with NaN.
       finite = check.fits
       size, expected = len(message.payload), 0
       if finite:
@@ -318,9 +322,10 @@ class Intake:
     )
 
   def _can_keep_up(self) -> bool:
-    """Whether the others would wait less, all in all, for one that begins now.
+    """Whether less time is wasted in total if a newcomer joins the current step.
 
-    They would wait as long as they are ahead of it, and it for the rest of the step.
+    If it joins now, each other member waits as long as it is ahead; otherwise the
+    newcomer waits for the rest of the step.
     """
     ahead = self._policy.now - self._began_at
     return ahead * (len(self._members) - 1) < self._seconds - ahead

@@ -7,18 +7,18 @@ from optax_dist.coordinator.protocol import journal_events
 from optax_dist.coordinator.protocol.coordinator.members import MemberState
 from optax_dist.coordinator.protocol.coordinator.outbox import Outbox
 
-# Gradients in a row that are not finite, after which that is said; and how many times
-# as many there are when it is said again, since it may go on for as long as the run.
+# A member is named after so many gradients in a row that are not finite, and again
+# whenever their number has grown by this factor, since it may grow as long as the run.
 _FIRST, _AGAIN = 3, 10
 
 
 def name(state: MemberState, step: int, is_blocked: bool, out: Outbox) -> None:
-  """Names a member with many of them, or that gets no more samples for them.
+  """Names a member with many such gradients, or that gets no samples because of them.
 
   Args:
-    state: the member, which has delivered some.
+    state: the member, whose last gradient was not finite.
     step: the step that is taken.
-    is_blocked: whether it gets no more samples that others can take.
+    is_blocked: whether the member gets no more samples that others can take.
     out: where notes and warnings go.
   """
   member, times, before = state.member, state.not_finite, state.named_at

@@ -1,4 +1,4 @@
-"""Rounds for a step's mean: who takes part, and who has yet to report.
+"""Rounds for a step's mean: which members take part, and which have yet to report.
 
     announced early, before gradients --all have begun it--> begun
     announced, once the rules have chosen gradients -------> begun
@@ -6,8 +6,8 @@
       v  all members and the witness have the mean
     quorum.Done
 
-What a `Round` and the `Rounds` of a step return are events for the quorum's rules.
-A round ends when these commit the step or abandon it.
+The methods of `Round` and `Rounds` return events for the quorum's rules. A round ends
+when the rules commit the step or abandon the round.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.quorum.events import ordered
 
-# Rounds that may fail between the same two members.
+# After so many failed rounds between the same two members, one of them is reported.
 _STRIKES = 3
-# A replica that is more steps behind gets a snapshot instead of means; one that
+# A replica that is more steps behind gets a snapshot instead of means; a replica that
 # has just got a snapshot is given more time to catch up.
 _MAX_LAG = 8
 _MAX_LAG_AFTER_SNAPSHOT = 32
-# A replica that steps alone sends a newcomer each mean, and could take steps faster
-# than that. It does so this often while the newcomer fetches its state.
+# A replica that trains alone sends each mean to a newcomer. While the newcomer fetches
+# its snapshot, only so many steps are taken without waiting until the newcomer has the
+# mean: otherwise the replica could take steps faster than it sends means.
 _ALONE = 4
 
 
@@ -48,12 +49,12 @@ class Round:
   """The aggregation of a step, by one announcement of it.
 
   Attributes:
-    message: what its members and readers were sent.
-    number: how the rules call it; 0 as long as they have not chosen its gradients.
-    began: when they have.
-    is_announced: whether members know of it; it waits while nobody has the state.
-    holders: who has said that it has the mean.
-    has_failed: whether a member could not complete it before it has begun.
+    message: the announcement to its members and readers.
+    number: the rules' number of the round; 0 until they have chosen its gradients.
+    began: when the rules chose its gradients.
+    is_announced: whether members know of it; it waits while no member has the state.
+    holders: the members that have reported that they have the mean.
+    has_failed: whether an early round failed for a member before it began.
   """
 
   def __init__(
@@ -76,18 +77,18 @@ class Round:
     return self.message.round
 
   def begin(self, number: int, parts: tuple[Part, ...], now: float) -> None:
-    """The gradients have come for which it was announced early."""
+    """Begins an early round: the rules have chosen its gradients."""
     self.message = msg.Round(self.id, parts, self.message.peers)
     self.number, self.began = number, now
 
   def completed(self) -> list[quorum.Done]:
-    """What the rules have to know, once all have the mean that must."""
+    """The event for the rules, once all that must have the mean have it."""
     if not self.number or not self._awaited <= self.holders:
       return []
     return [quorum.Done(self.id.step, self.number)]
 
   def awaits(self, incarnation: Incarnation) -> bool:
-    """Whether this one must have the mean, and has not said that it has."""
+    """Whether a member must have the mean, and has not reported that it has."""
     return incarnation in self._awaited - self.holders
 
   def go_without(self, witness: Incarnation) -> list[quorum.Done]:
@@ -96,7 +97,7 @@ class Round:
     return self.completed()
 
   def failure(self, failed: ReplicaId) -> list[quorum.Failed]:
-    """It can't be completed, because of this replica."""
+    """The round can't be completed, because of this replica."""
     return [quorum.Failed(self.id.step, self.number, failed)]
 
 
@@ -121,9 +122,9 @@ class Rounds:
     self._limits = limits
     self.current: Round | None = None
     self._epoch, self._members, self._out = epoch, members, out
-    # How many were announced for a step: an id is used once.
+    # How many rounds were announced for each step, so that no id is used twice.
     self._numbers: collections.Counter[int] = collections.Counter()
-    # A round that was announced before its gradients have come.
+    # A round that was announced before its gradients were submitted.
     self._early: Round | None = None
     # How often rounds have failed between two members, at this step.
     self._strikes: collections.Counter[frozenset[Incarnation]] = (
@@ -131,9 +132,10 @@ class Rounds:
     )
 
   def announce_early(self, step: int) -> None:
-    """Tells all members that the next step is the mean of all.
+    """Announces that the next step is the mean of one gradient of each member.
 
-    Each begins with its next gradient, and a step takes a round trip less.
+    So a member begins to aggregate as soon as it has its gradient, and a step takes
+    one round trip less.
     """
     states = sorted_by_replica(self._members)
     parts = tuple(
@@ -147,7 +149,7 @@ class Rounds:
     self._out.notify_all(states, self._early.message)
 
   def void_early(self) -> None:
-    """Somebody has gone, or a gradient won't come: another round follows."""
+    """Cancels the early round: a member is gone, or a gradient won't come."""
     if self._early is not None:
       self._cancel(self._early)
       self._early = None
@@ -160,13 +162,13 @@ class Rounds:
     early: Sequence[RoundId | None],
     now: float,
   ) -> Sequence[quorum.Event]:
-    """Begins a round; returns what follows from earlier reports.
+    """Begins a round; returns the events that follow from earlier reports.
 
     Args:
       step: the step.
-      number: how the rules call it.
+      number: the rules' number of the round.
       parts: its gradients.
-      early: the early rounds that these were submitted for.
+      early: for each gradient, the early round for which it was submitted.
       now: the time.
     """
     announced, self._early = self._early, None
@@ -188,8 +190,9 @@ class Rounds:
     owners = [self._members[incarnation] for incarnation in of]
     readers, lag = self._readers(step, {id(state) for state in owners})
     witness = None
-    # The only copy of a committed step would be lost with its process; and
-    # somebody must have the state that it is applied to.
+    # With a single owner, the only copy of a committed mean could be lost with its
+    # process. And if no owner has the state that the mean is applied to, a reader with
+    # this state must have the mean before the commit.
     if len(owners) == 1 or not any(s.has(step) for s in owners):
       able = [s for s in readers if not s.needs or step - s.applied >= _ALONE]
       key = lambda s: (s.applied, s.member.incarnation)
@@ -203,7 +206,8 @@ class Rounds:
       witness,
       lag,
     )
-    # Or the step might be committed, and nobody could take it.
+    # Without a member that has the state of this step, the step could be committed,
+    # and no replica could apply its mean. So the announcement waits (see `check`).
     is_announced = self._members.have(step)
     self.current = Round(message, number, now, is_announced)
     if is_announced:
@@ -212,7 +216,7 @@ class Rounds:
   def _readers(
     self, step: int, owners: set[int]
   ) -> tuple[list[MemberState], int]:
-    """Who else gets the mean, and how far the last of them is behind."""
+    """The other members that get the mean, and how many steps the last is behind."""
     readers, lag = [], 0
     for state in self._members:
       behind = step - state.applied
@@ -241,11 +245,11 @@ class Rounds:
   def reported(
     self, state: MemberState, message: msg.Done | msg.Failed, now: float
   ) -> Sequence[quorum.Event]:
-    """A member or witness says how a round has ended for it."""
+    """A member or witness reports how a round has ended for it."""
     current, early = self.current, self._early
     incarnation, replica = state.member.incarnation, state.member.replica
     if early is not None and message.round == early.id:
-      # Members are faster than another member's gradient.
+      # Reports may arrive before the last member's gradient does.
       early.has_failed |= isinstance(message, msg.Failed)
       early.holders.add(incarnation)
     if current is None or message.round != current.id:
@@ -255,7 +259,7 @@ class Rounds:
       return current.completed()
     parts = current.message.parts
     if current.id.early:
-      # Others may not have had a gradient yet: nobody has failed.
+      # Other members may not have had a gradient yet, so no replica has failed.
       self._announce(current.id.step, current.number, parts, now)
       return []
     named = [p for p in parts if p.incarnation == message.failed_replica]
@@ -267,19 +271,19 @@ class Rounds:
   def _witness_lost(
     self, current: Round, failed: ReplicaId
   ) -> Sequence[quorum.Event]:
-    """The witness won't have the mean, which others get all the same."""
+    """The witness won't have the mean; goes on without it, if another member can."""
     witness = current.message.witness
     assert witness is not None
     states = [self._members.get(p.incarnation) for p in current.message.parts]
     step = current.id.step
     if not any(s is not None and s.has(step) for s in states):
-      # Nobody else has the state that the step is applied to.
+      # Only the witness had the state that the mean is applied to.
       return current.failure(failed)
     return current.go_without(witness)
 
   @property
   def awaited(self) -> tuple[ReplicaId, ...]:
-    """The members that must have the mean, and have not said that they have."""
+    """The members that must have the mean, and have not reported that they have."""
     if self.current is None:
       return ()
     message, awaits = self.current.message, self.current.awaits
@@ -289,10 +293,11 @@ class Rounds:
     )
 
   def check(self, now: float) -> Sequence[quorum.Event]:
-    """Does what the time allows; returns what follows.
+    """Does what is due; returns the events that follow.
 
-    A round is announced again that was early, or has waited for the state. One that is
-    held up by a newcomer's snapshot goes on, at last.
+    An early round that takes too long is announced again, and a round that waits for
+    the state is announced once a member has it. A round whose witness waits for its
+    snapshot goes on without the witness in the end.
     """
     current = self.current
     if current is None:
@@ -316,16 +321,17 @@ class Rounds:
     state = None if witness is None else self._members.get(witness)
     if state is None or not state.needs:
       return math.inf
-    # Long before the run ends, of which the newcomer is no part yet.
+    # Long before `timeout` would end the run: steps don't depend on a newcomer.
     return current.began + self._limits.timeout / 2
 
   def strike(
     self, state: MemberState, message: msg.Failed
   ) -> MemberState | None:
-    """Counts a failure between two members that are not known to be dead.
+    """Counts a failed round between two members that are both still connected.
 
     Returns:
-      The one that was reported, when there are too many; once in a step.
+      The member that was reported as failed, once there are too many failures; at most
+      once in a step.
     """
     failed = self._members.get(
       -1 if message.failed_replica is None else message.failed_replica
@@ -339,8 +345,8 @@ class Rounds:
   def lost(self, member: Member) -> Sequence[quorum.Event]:
     """Stops waiting for a member that was removed.
 
-    If it was the last one with the state, the round has failed because of it: the
-    gradients of the others stay, and their round waits for the state.
+    If it was the last member with the state, the round has failed because of it: the
+    other gradients stay accepted, and their next round waits for the state.
     """
     current = self.current
     if current is None:
@@ -356,7 +362,7 @@ class Rounds:
     """Ends the current round, and returns it.
 
     Args:
-      cancel: whether its members are told: it is not committed.
+      cancel: whether its members are notified, since it is not committed.
     """
     current, self.current = self.current, None
     if not cancel:

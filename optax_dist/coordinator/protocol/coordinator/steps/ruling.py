@@ -1,4 +1,4 @@
-"""The quorum's rules at work: whom they know, and who follows what they decide."""
+"""The quorum's rules: the replicas that they know, and their decisions, carried out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optax_dist.coordinator.protocol.coordinator.steps.gradients import Arrival
 from optax_dist.coordinator.protocol.entries import Member, ReplicaId
 from optax_dist.coordinator.protocol.history import History
 
-#: Does what the rules have decided, about a gradient that has come if any.
+#: Carries out decisions of the rules, for a gradient that has just arrived, if any.
 Follow: TypeAlias = Callable[[Sequence[quorum.Decision], Arrival | None], None]
 
 
@@ -26,8 +26,8 @@ class Ruling:
 
   Attributes:
     state: their state.
-    expected_until: until when replicas from before the run began again are expected
-      back; infinity if none are.
+    expected_until: until when the replicas of a run that has begun again are expected
+      to join again; infinity if none are.
   """
 
   def __init__(
@@ -37,11 +37,11 @@ class Ruling:
 
     Args:
       config: the run's.
-      history: says which replicas there were.
+      history: knows which replicas there were.
       members: the members.
-      follow: called with what follows from an event.
+      follow: called with the decisions on each event.
     """
-    # Pending gradients of members may be this stale.
+    # Members may still submit gradients that are this stale.
     late = config.rules.max_staleness
     self.state = config.quorum_state(history.step - late)
     self._lower_on_loss = config.rules.lower_on_loss
@@ -49,11 +49,11 @@ class Ruling:
     self.expected_until = math.inf
 
   def begin(self, until: float, new: Collection[MemberState]) -> None:
-    """Tells the rules of all replicas that the log knows.
+    """Informs the rules of all replicas in the log.
 
     Args:
-      until: until when lost ones are expected back, after a new beginning.
-      new: members for which steps don't wait, as if they had yet to join.
+      until: until when lost replicas are expected back, if the run has begun again.
+      new: members that don't count yet, so that steps don't wait for them.
     """
     history = self._history
     is_new = history.has_no_commits and history.beginnings > 1
@@ -80,11 +80,11 @@ class Ruling:
   def apply(
     self, *events: quorum.Event, arriving: Arrival | None = None
   ) -> None:
-    """Applies events, and has what they decide done, unless the run has ended.
+    """Applies events, and carries out the decisions, unless the run has ended.
 
     Args:
       *events: the events.
-      arriving: the gradient that they are about, if it has just come.
+      arriving: the gradient that the events are about, if it has just arrived.
     """
     for event in () if self._history.ended else events:
       self.state, decisions = quorum.step(self.state, event)
@@ -93,11 +93,12 @@ class Ruling:
   # Replicas.
 
   def can_go_without(self, member: Member) -> bool:
-    """Whether steps need no gradient of a new member unless it counts.
+    """Whether a new member can stay a newcomer, for which steps don't wait.
 
-    That is so where a step needs fewer gradients once replicas are gone: if it
-    counted, the step would wait for it now, or as soon as another one is gone. And
-    where each replica has a share of a step, if it had one before it was lost.
+    That is so where departures lower the number of gradients that a step needs: if the
+    member counted, a step would wait for it now, or once another member is gone. Where
+    each replica has a share of a step, only a member that was lost and has joined again
+    can stay a newcomer.
     """
     state = self.state
     is_short = state.live < state.replicas_needed
@@ -126,24 +127,25 @@ class Ruling:
       self.state = dataclasses.replace(self.state, replicas=replicas)
 
   def is_short_without(self, member: Member, left: bool) -> bool:
-    """Whether steps need more replicas than count, once a member is gone.
+    """Whether too few replicas would count for a step, once a member is gone.
 
     Args:
       member: the member.
-      left: whether it leaves.
+      left: whether it has left; otherwise it is lost.
     """
     departure = self._departure(left)(member.replica, member.incarnation)
     after, _ = quorum.step(self.state, departure)
     return after.live < after.replicas_needed
 
   def removed(self, member: Member, left: bool) -> None:
-    """A member is one no more; the others follow."""
+    """Informs the rules that a replica is no longer a member."""
     self.apply(self._departure(left)(member.replica, member.incarnation))
 
   def forget_departed(self) -> None:
-    """Who has gone does not count, now that others are there.
+    """Lowers the quorum for departed replicas, now that another one has joined.
 
-    The last one to go has not lowered the quorum, to nobody.
+    When the last replica departed, the quorum stayed as it was, since it would have
+    been lowered to zero (`_departure`).
     """
     departed = self._history.departed
     for replica, known in self.state.replicas.items():
@@ -156,16 +158,16 @@ class Ruling:
     """Counts replicas as lost that have died before they joined.
 
     Returns:
-      Whether any is.
+      Whether there was such a replica.
     """
-    # Of any other the log says what it is.
+    # The log knows all replicas that have joined, and whether they are lost.
     unknown = [r for r in replicas if r not in self.state.replicas]
     for replica in unknown:
       self.apply(self._departure()(replica))
     return bool(unknown)
 
   def stop_expecting(self) -> None:
-    """Counts replicas as lost that did not come to a new beginning."""
+    """Counts replicas as lost that did not join again after the run began again."""
     self.expected_until = math.inf
     self.never_joined(
       departed.member.replica for departed in self._history.lost()
@@ -173,7 +175,7 @@ class Ruling:
 
   @property
   def never_came(self) -> int:
-    """How many replicas are known not to come, of those that never joined."""
+    """How many replicas have never joined, and are known not to come."""
     known = self.state.replicas.values()
     return sum(r.incarnation < 0 and not r.live for r in known)
 
@@ -181,7 +183,8 @@ class Ruling:
   def can_be_enough(self) -> bool:
     """Whether the replicas that are there, or are to come, suffice for a step."""
     state = self.state
-    # Those that are lost don't count any more once another one is there.
+    # Without members, lost replicas still count; they lower the quorum once a replica
+    # joins (`forget_departed`).
     lowered = self._lower_on_loss and not state.live
     least = 1 if lowered else state.replicas_needed
     return state.live + state.awaited >= least
@@ -191,7 +194,7 @@ class Ruling:
   ) -> type[quorum.Leave] | type[quorum.Lost]:
     """How the departure of a replica counts."""
     if not self._members and (not left or self._history.lost()):
-      # The quorum is not lowered to nobody while a lost replica may come back:
-      # the run would end well.
+      # While a lost replica may come back, the quorum is not lowered to zero: the run
+      # would end as if it were complete.
       return quorum.Lost
     return quorum.Leave if left or self._lower_on_loss else quorum.Lost

@@ -1,4 +1,4 @@
-"""Since when a step is waited for, and what was dropped meanwhile."""
+"""Since when members wait for a step, and which gradients were dropped meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optax_dist.coordinator.protocol.entries import (
   Rules,
 )
 
-# What is wrong with gradients that are dropped, by reason.
+# What is wrong with dropped gradients, by reason, as warnings say it.
 _FAULTS = {
   str(quorum.Reason.NON_FINITE): "not finite",
   str(quorum.Reason.STALE): "stale",
@@ -29,7 +29,7 @@ _FAULTS = {
 
 @dataclasses.dataclass(slots=True)
 class _Dropped:
-  """What a member has delivered that was dropped, and since when that counts."""
+  """A member's dropped gradients, and since when they make the step wait."""
 
   replica: ReplicaId
   since: float = math.inf
@@ -42,7 +42,7 @@ class Stall:
   """Times a step, to warn of one that takes long and to end the run at last.
 
   Attributes:
-    since: since when its members wait; None if none do.
+    since: since when members wait for the step; None if no member waits.
   """
 
   def __init__(
@@ -57,38 +57,43 @@ class Stall:
 
     Args:
       rules: how long a step may take.
-      intake: whose gradients have to wait.
-      rounds: who has the mean of the step.
-      members: who is told.
+      intake: knows which gradients have to wait.
+      rounds: knows which members lack the mean of the step.
+      members: the members, which are warned.
       out: where messages and the journal's lines go.
     """
     self._warning, self._timeout = rules.stall_warning, rules.timeout
     self._intake, self._rounds = intake, rounds
     self._members, self._out = members, out
     self.since: float | None = None
-    # Whether that is only because of gradients that the rules may not have yet.
+    # Whether members wait only because the rules may not get their gradients yet.
     self._is_queued = False
     self._warned = 0.0
-    # Since the last commit, by member.
+    # Dropped gradients since the last commit, by member.
     self._dropped: dict[Incarnation, _Dropped] = {}
 
   def begin(self, since: float, excused: float = 0.0) -> None:
-    """Members wait from now on.
+    """Members wait for a step.
 
     Args:
-      since: when it was.
+      since: since when they wait.
       excused: seconds that count for `timeout` but not for warnings.
     """
     self.since, self._warned, self._is_queued = since, excused, False
 
   def accepted(self, now: float) -> None:
-    """A gradient waits for others."""
+    """A gradient is accepted, and its member waits for others."""
     self._is_queued = False
     if self.since is None:
       self.begin(now)
 
   def queued(self, any_: bool, now: float) -> None:
-    """Members also wait with gradients that the rules may not have yet, if any."""
+    """Members also wait if the rules may not get their gradients yet.
+
+    Args:
+      any_: whether there are such gradients.
+      now: the time.
+    """
     if any_ and self.since is None:
       self.begin(now)
       self._is_queued = True
@@ -110,8 +115,8 @@ class Stall:
   ) -> None:
     """A member has delivered gradients that were dropped.
 
-    A step waits from then on, unless that is usual: who was slow has a single one
-    that is stale.
+    The step counts as waiting from then on. A first stale gradient is an exception: it
+    is usual for a member that was slow.
     """
     record = self._dropped.setdefault(incarnation, _Dropped(replica))
     record.reasons[reason] += count
@@ -120,7 +125,7 @@ class Stall:
       record.since = min(record.since, now)
 
   def waits(self) -> None:
-    """What was dropped counts: the step has begun."""
+    """The step has begun, so that members wait since the first dropped gradient."""
     since = min((d.since for d in self._dropped.values()), default=math.inf)
     if (self.since is None or self._is_queued) and since < math.inf:
       self.begin(since)
@@ -130,7 +135,7 @@ class Stall:
 
     Args:
       incarnation: the member.
-      accepted: whether gradients of others are accepted.
+      accepted: whether gradients of other members are accepted.
     """
     self._dropped.pop(incarnation, None)
     if not accepted:
@@ -138,7 +143,7 @@ class Stall:
       self.waits()
 
   def _text(self, state: quorum.State) -> str:
-    """What is wrong with a step, and whom it waits for."""
+    """What is wrong with a step, and which replicas it waits for."""
     texts = [
       f"replica {record.replica} delivered {count}"
       f" gradient{'s' if count > 1 else ''} that"
@@ -170,7 +175,7 @@ class Stall:
     return [warning, self.since + self._timeout]
 
   def check(self, state: quorum.State, now: float) -> str:
-    """Says whom a step waits for, if it takes long.
+    """Warns of a step that takes long, and names the replicas that it waits for.
 
     Returns:
       Why the run has to end; "" if it goes on.
@@ -195,7 +200,7 @@ class Stall:
     return ""
 
   def cannot_proceed(self, decision: quorum.CannotProceed) -> None:
-    """Says that too few replicas are left."""
+    """Warns that too few replicas are left for a step."""
     step, missing = decision.step, list(decision.missing)
     have, needed, final = decision.have, decision.needed, decision.final
     self._out.note(

@@ -1,12 +1,13 @@
 """Steps of the run: gradients in, the quorum's decisions out.
 
-    members -> Intake      what can count     -> Ruling -> decisions
-            -> Rounds      what has its mean  -> Ruling -> decisions
-    decisions -> Gradients the log, then everybody
+    members -> Intake      gradients that can count   -> Ruling -> decisions
+            -> Rounds      rounds that have the mean  -> Ruling -> decisions
+    decisions -> Gradients the log, then all members
               -> Intake    what members compute next
-              -> Stall     whom a step waits for
+              -> Stall     which replicas a step waits for
 
-What a `Policy` decides, such as who computes on which samples, is only passed on.
+A `Policy` decides the rest, such as which member computes on which samples; here its
+decisions are only passed on.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ class Steps:
   Attributes:
     ruling: the rules.
     policy: decides what the rules don't.
-    gradients: those on their way into a step.
-    intake: where they are asked for, and come in.
+    gradients: the gradients on their way into a step.
+    intake: requests gradients, and takes in what members submit.
     rounds: the aggregation of a step.
-    consequences: what the run has to do, in order; the run empties it.
+    consequences: what the run has to do, in order; `Run` empties the list.
   """
 
   def __init__(
@@ -95,16 +96,16 @@ class Steps:
     known = {part.incarnation for step in taken for part in step.parts}
     new = [s for s in self._members if s.member.incarnation not in known]
     config = self._config
-    # Who has samples counts already: it got none before.
+    # A member that has leased samples counts already: before it counted, it got none.
     leased = config.job.data is not None
     if (
       leased or len(new) == len(self._members) or not config.rules.lower_on_loss
     ):
       new = []
-    # Who has no gradient in a step may still be compiling.
+    # A member without a gradient in a recent step may still be compiling.
     self.ruling.begin(until, new)
     for state in new:
-      # Pending gradients of members may be this stale.
+      # Members may still submit gradients that are this stale.
       late = self._config.rules.max_staleness
       self.intake.joined(state, self.step - late)
     self.intake.members_changed()
@@ -121,7 +122,7 @@ class Steps:
     self.policy.now = now
 
   def deadlines(self) -> list[float]:
-    """When `check` may find something."""
+    """When `check` may have something to do."""
     return [
       self.policy.deadline,
       self.ruling.expected_until,
@@ -131,7 +132,7 @@ class Steps:
     ]
 
   def check(self) -> None:
-    """Does what follows from the time, and from what was queued."""
+    """Does what is due now, and goes on with queued gradients."""
     now = self.policy.now
     if now >= self.ruling.expected_until:
       self.ruling.stop_expecting()
@@ -160,11 +161,11 @@ class Steps:
     rules, since = self._config.rules, self._stall.since
     if since is None or not (rules.lower_on_loss and self.ruling.state.awaited):
       return math.inf
-    # Before the others give up. One that comes later is a newcomer.
+    # Well before `timeout` ends the run. A replica that joins later is a newcomer.
     return since + rules.timeout / 2
 
   def _go_on_without_absent(self, now: float) -> None:
-    """Nobody knows whether replicas that have never joined will ever do."""
+    """Counts replicas that have never joined as lost, and tells the members."""
     assert self._stall.since is not None
     known = self.ruling.state.replicas
     expected = range(self._config.rules.total_num_replicas)
@@ -197,7 +198,7 @@ class Steps:
       self.consequences.append(Fail(why))
 
   def end(self) -> None:
-    """No more steps are taken."""
+    """Ends the current round: no more steps are taken."""
     self._stall.end()
     self.rounds.void_early()
     self._cancel_round()
@@ -224,7 +225,8 @@ class Steps:
     incarnation = state.member.incarnation
     self.intake.removed(state.member, left)
     self.rounds.void_early()
-    # First, or a witness that is gone might let a step begin with its gradient.
+    # The rules must know first: otherwise, if the member was a witness, its round could
+    # end, and the next step could begin with the lost member's gradient.
     self.ruling.removed(state.member, left)
     self.ruling.apply(*self.rounds.lost(state.member))
     self.policy.removed(incarnation)
@@ -242,7 +244,7 @@ class Steps:
   def _follow(
     self, decisions: Sequence[quorum.Decision], arriving: Arrival | None
   ) -> None:
-    """Does what the rules have decided, about a gradient that has come if any."""
+    """Carries out decisions of the rules, for a gradient that has just come, if any."""
     tokens = {
       d.replica: d.count for d in decisions if isinstance(d, quorum.Token)
     }
@@ -283,7 +285,7 @@ class Steps:
       self._stall.accepted(self.policy.now)
 
   def _delivered(self, state: MemberState, reason: str, count: int) -> None:
-    """A member has delivered what was dropped."""
+    """A member has delivered gradients that were dropped."""
     member = state.member
     self._stall.dropped(
       member.incarnation, member.replica, reason, count, self.policy.now
@@ -311,7 +313,7 @@ class Steps:
     tokens: dict[ReplicaId, int],
     arriving: Arrival | None,
   ) -> None:
-    # Who has begun the early round waits for this one.
+    # Members that have begun the early round wait for this gradient in vain.
     self.rounds.void_early()
     incarnation = drop.incarnation
     arrivals, reason = self.gradients.drop(drop, arriving)
@@ -324,7 +326,7 @@ class Steps:
     finished = self.ruling.state.finished
     if is_new and state is not None and not finished:
       self._delivered(state, reason, drop.count)
-    # That the run has finished is told by its end alone.
+    # Of a finished run, the member is notified by `Ended` alone.
     notified = state if drop.reason is not quorum.Reason.FINISHED else None
     for arrival in arrivals:
       message = arrival.message
@@ -357,7 +359,7 @@ class Steps:
   def reported(
     self, state: MemberState, message: msg.Done | msg.Failed
   ) -> None:
-    """A member or a witness says how a round has ended for it."""
+    """A member or a witness reports how a round has ended for it."""
     events = self.rounds.reported(state, message, self.policy.now)
     self.ruling.apply(*events)
     if isinstance(message, msg.Failed) and any(
@@ -368,8 +370,8 @@ class Steps:
         return
       name = state.member.replica
       if self._config.rules.lower_on_loss:
-        # The others can continue without it; it pauses longer each time before it
-        # rejoins, so the two don't replace each other indefinitely.
+        # The others can continue without the unreachable member. It pauses longer
+        # before each rejoin, so evictions become rarer if the fault persists.
         why = f"replica {name!r} can't reach it: {message.reason}"
         self.consequences.append(Evict(other.member.incarnation, why))
       else:
@@ -383,7 +385,8 @@ class Steps:
     """Ends the round without a commit; returns whether there was one."""
     for state in self._members:
       if state.applied > self.step:
-        # Its snapshot waits for a step that won't be committed now.
+        # This member's snapshot is to be of the next step, which won't be committed
+        # now.
         state.server = None
     return self.rounds.end(cancel=True) is not None
 
@@ -406,7 +409,7 @@ class Steps:
     present = self.intake.of_connected(tokens)
     entry, arrivals = self.gradients.commit(commit, ended, present)
     if self._config.job.data is not None:
-      tokens.clear()  # What members compute next is in the commit.
+      tokens.clear()  # The commit itself says what members compute next.
     self._out.append(entry)
     self._out.notify_all(self._members, entry)
     timings = [a.message.timings for a in arrivals]
@@ -425,13 +428,13 @@ class Steps:
     for incarnation in holders:
       state = self._members.get(incarnation)
       if state is not None and state.applied == step:
-        # It has the mean, and will soon have the state. With a gradient of an
-        # older step it may still lack an earlier mean.
+        # The member has this mean, and the state before it, so it will soon have the
+        # new state. A member with an older state may still lack an earlier mean.
         state.applied = step + 1
     for part in entry.parts:
       state = self._members.get(part.incarnation)
       if state is not None and state.leaving is not None:
-        # The state it wanted to leave with isn't the last one any more.
+        # The member asked to leave with a state that isn't the latest one any more.
         state.leaving = (step + 1, state.leaving[1])
     if self._is_sure(step + 1):
       self.rounds.announce_early(step + 1)
@@ -452,12 +455,13 @@ class Steps:
   # Time.
 
   def _check_window(self, now: float) -> None:
-    """Begins a step that no gradient has begun, and closes one that is over."""
+    """Begins a step or closes it, if the policy says so."""
     policy, step = self.policy, self.step
     first = self.gradients.first
     if policy.begins(self.ruling.state, first):
       first = min(first, now)
-      # Its members have waited since they contributed; others only from now on.
+      # Members with a gradient have waited since then; for a warning only the time from
+      # now on counts.
       self._stall.begin(first, excused=now - first)
       self.intake.call(step)
     first = min(first, now)
