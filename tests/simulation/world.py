@@ -379,6 +379,11 @@ class Process(Node):
     return Published(self.step, self.version)
 
   @property
+  def left(self) -> bool:
+    """Whether its replica has left the run."""
+    return self.over == "left"
+
+  @property
   def finished(self) -> str | None:
     return self.over or None
 
