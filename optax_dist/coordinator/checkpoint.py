@@ -226,7 +226,9 @@ def restore(
     path: the folder.
     params: arrays, or `jax.ShapeDtypeStruct` with a sharding, that describe the
       result; for example the initial parameters of the model.
-    opt_state: the same for the optimizer, for example `opt.init(params)`.
+    opt_state: the same for the optimizer, for example `opt.init(params)`. With a
+      strategy that trains locally, for what all replicas share of it:
+      `outer_optimizer.init(params)`, or ``()`` with elastic averaging.
 
   Returns:
     Arguments for `join` and `run_embedded`: `params`, `opt_state`, `global_step`
@@ -263,14 +265,11 @@ def restore(
   }
   leaves = iter([arrays[name] for name in like])
   restored = {"global_step": about.step, "lineage": about.line}
-  for name, part in (
-    ("params", params),
-    ("opt_state", opt_state),
-    ("inner_state", inner),
-  ):
+  parts = {"params": params, "opt_state": opt_state}
+  if inner:
+    parts["inner_state"] = inner
+  for name, part in parts.items():
     restored[name] = jax.tree.map(lambda _: next(leaves), part)
-  if not inner:
-    del restored["inner_state"]
   if done is not None:
     restored["progress"] = done
   return restored
@@ -356,14 +355,19 @@ def _check(
     if wanted and found and not name.startswith("params"):
       same = wanted[0] == found[0]  # `init` may return another dtype.
     if not same:
+      remedy = "Restore it with those it was saved with."
+      if any(key.startswith("inner_state") for key in saved):
+        remedy += (
+          " `opt_state` is what all replicas share: not opt.init(params), but"
+          " outer_optimizer.init(params), or () with elastic averaging."
+        )
       shown = [
         f"{kind[1]}{list(kind[0])}" if kind else "none"
         for kind in (found, wanted)
       ]
       raise ValueError(
         f"The checkpoint {path} is of another model or optimizer: {name} is"
-        f" {shown[0]} there, and {shown[1]} here. Restore it with those it was"
-        " saved with."
+        f" {shown[0]} there, and {shown[1]} here. {remedy}"
       )
 
 

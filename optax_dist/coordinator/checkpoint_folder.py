@@ -54,7 +54,7 @@ class About(msgspec.Struct, frozen=True):
     step: its step.
     lineage: the runs before that one (`Replica.lineage`).
     number: one more than that of all that were in the folder when it was saved.
-    files: the size of each file, by its path; without any it is not complete.
+    files: the size of each file, by its path.
     arrays: shape and dtype of each array, by its path.
   """
 
@@ -92,7 +92,7 @@ def read(path: pathlib.Path) -> About:
     if not file.is_file() or file.stat().st_size != size:
       raise ValueError(
         f"The checkpoint {path} is not complete: {name} must have {size} bytes."
-        " Was it copied in part? Take another one."
+        " Was it copied in part?"
       )
   return about
 
@@ -124,13 +124,19 @@ def parse(path: pathlib.Path, kind: Any) -> Any:
 
 def latest(folder: pathlib.Path) -> pathlib.Path | None:
   """The latest complete checkpoint of the run that saved last."""
-  checkpoints = sorted(_all(folder).items(), key=lambda each: -each[1].number)
-  for _, about in checkpoints:
-    run = [each for each in checkpoints if each[1].run == about.run]
-    for path, _ in sorted(run, key=lambda each: -each[1].step):
-      with contextlib.suppress(ValueError, FileNotFoundError):
-        read(path)
-        return path
+  checkpoints = _all(folder)
+  while checkpoints:
+    run = max(checkpoints.values(), key=lambda about: about.number).run
+    line = [path for path in checkpoints if checkpoints[path].run == run]
+    path = max(line, key=lambda path: checkpoints[path].step)
+    del checkpoints[path]
+    try:
+      read(path)
+    except (ValueError, FileNotFoundError) as error:
+      if path.exists():  # And was not removed meanwhile, for newer ones.
+        _log.warning("%s The one before it is taken.", error)
+    else:
+      return path
   return None
 
 
@@ -203,8 +209,7 @@ def new(
       shutil.rmtree(other, ignore_errors=True)
     inner = outer / path.name
     yield inner
-    files = _sizes(inner)
-    _make_durable(inner)
+    files = _make_durable(inner)
     with _alone(folder):
       others = _all(folder)
       number = 1 + max((a.number for a in others.values()), default=0)
@@ -345,18 +350,15 @@ def _pruned(
   return []
 
 
-def _sizes(path: pathlib.Path) -> dict[str, int]:
-  return {
-    str(file.relative_to(path)): file.stat().st_size
-    for file in sorted(path.rglob("*"))
-    if file.is_file()
-  }
-
-
-def _make_durable(path: pathlib.Path) -> None:
-  for at, _, files in os.walk(path, topdown=False):
-    for name in files:
-      os.chmod(os.path.join(at, name), 0o600)
-      sync(os.path.join(at, name))
+def _make_durable(path: pathlib.Path) -> dict[str, int]:
+  """Returns the size of each file, by its path."""
+  sizes = {}
+  for at, _, names in os.walk(path, topdown=False):
+    for name in names:
+      file = pathlib.Path(at, name)
+      file.chmod(0o600)
+      sync(file)
+      sizes[str(file.relative_to(path))] = file.stat().st_size
     os.chmod(at, 0o700)
     sync(at)
+  return sizes

@@ -325,7 +325,7 @@ def test_leftovers_of_a_killed_save_are_removed(
   assert ".mine" in _names(tmp_path)
 
 
-def test_only_complete_checkpoints_are_the_latest(tmp_path):
+def test_only_complete_checkpoints_are_the_latest(tmp_path, caplog):
   _train(tmp_path, 30)
   whole = tmp_path / "step-00000020"
   shutil.copytree(whole, tmp_path / "backup-20260101")
@@ -335,6 +335,7 @@ def test_only_complete_checkpoints_are_the_latest(tmp_path):
   (tmp_path / "step-00000200").write_text("")
   (tmp_path / "step-00000300").symlink_to("nowhere")
   assert checkpoint.latest(tmp_path).name == "step-00000030"
+  assert not caplog.records
   for damage in (
     lambda path: path.unlink(),
     lambda path: path.write_bytes(path.read_bytes()[:-1]),
@@ -345,6 +346,9 @@ def test_only_complete_checkpoints_are_the_latest(tmp_path):
     data = [p for p in last.rglob("*/*") if p.is_file()]
     damage(max(data, key=lambda p: p.stat().st_size))
     assert checkpoint.latest(tmp_path).name == "step-00000020"
+    [record] = caplog.records
+    assert "step-00000030 is not complete" in record.getMessage()
+    caplog.clear()
     with pytest.raises(ValueError, match=r"step-00000030 is not complete: .*"):
       _restored(last)
     shutil.rmtree(last)
