@@ -116,7 +116,7 @@ class _Orbax:
 def _saved_by_two(path, monkeypatch, progress_at):
   """What each of two processes of a replica gets from `save`."""
   monkeypatch.setattr(orbax.checkpoint, "StandardCheckpointer", _Orbax)
-  texts, together = ["", ""], threading.Barrier(2, timeout=20.0)
+  texts, together = ["", ""], threading.Barrier(2, timeout=120.0)
 
   def save(index):
     replica = types.SimpleNamespace(
@@ -142,7 +142,7 @@ def test_one_process_of_a_replica_writes_the_progress(tmp_path, monkeypatch):
 
   def progress_at(index):
     if index:
-      waiting.until(path.exists, seconds=20.0)
+      waiting.until(path.exists)
     return ledger.Progress(12)
 
   result = _saved_by_two(path, monkeypatch, progress_at)

@@ -220,8 +220,8 @@ def test_late_replica_knows_the_lineage():
       return
     runs.to_step(9)(replica, result)
     thread = runs.start(late, train, results[1])
-    assert joined.wait(30.0)
-    thread.join(30.0)
+    assert joined.wait(120.0)
+    thread.join(120.0)
 
   late = runs.make(world, 1, k=1, n=2)
   first = runs.make(world, 0, k=1, n=2, global_step=7, lineage=lineage)
@@ -239,7 +239,7 @@ def test_second_run_that_saves_to_a_folder_ends_the_first(tmp_path):
     for _ in range(10):
       outcome = replica.step(jnp.ones(3))
     checkpoint.save_if_due(tmp_path, replica, outcome, every=10)
-    assert may_go_on.wait(30.0)
+    assert may_go_on.wait(120.0)
     for _ in range(10):
       outcome = replica.step(jnp.ones(3))
     checkpoint.save_if_due(tmp_path, replica, outcome, every=10)
@@ -254,10 +254,10 @@ def test_second_run_that_saves_to_a_folder_ends_the_first(tmp_path):
 
   thread = threading.Thread(target=run)
   thread.start()
-  waiting.until((tmp_path / "step-00000010").exists, seconds=20.0)
+  waiting.until((tmp_path / "step-00000010").exists)
   _train(tmp_path, 10, rate=0.5)
   may_go_on.set()
-  thread.join(30.0)
+  thread.join(120.0)
   assert len(errors) == 1
   assert "Another run saves its checkpoints to" in errors[0]
   assert _found(tmp_path) == (10, -5.0)

@@ -296,7 +296,7 @@ def test_the_address_of_an_absent_coordinator_is_reported():
 # A connection has failed well before.
 _IMPATIENT = {"timeout": 3.0, "transfer_timeout": 0.1, "silence_timeout": 0.1}
 _NOBODY = re.compile(
-  r"Replica 1 has waited [34]\.\d s for admission to the run; the coordinator at"
+  r"Replica 1 has waited \d+\.\d s for admission to the run; the coordinator at"
 )
 
 

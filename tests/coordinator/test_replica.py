@@ -511,7 +511,7 @@ def test_parameters_are_final_once_the_run_is_seen_as_finished():
   def train(replica):
     if replica.replica == 1:
       slow_one_is_in.set()
-      waiting.until(lambda: replica.finished, seconds=60.0)
+      waiting.until(lambda: replica.finished)
     else:
       assert slow_one_is_in.wait(60.0)
       while replica.global_step < 5:
@@ -538,7 +538,7 @@ def _steps_with(config, journal=None):
     jnp.zeros(3),
     config=config,
     journal=journal,
-    timeout=5.0,
+    timeout=60.0,
   )
 
 

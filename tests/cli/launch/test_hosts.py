@@ -176,10 +176,10 @@ def test_launcher_reports_that_the_coordinator_is_gone_and_back(job, tmp_path):
   made.kill()
   made.wait()
   gone = f"[launch] the coordinator at {job.address} is gone: "
-  waiting.until(lambda: gone in text() and gone in other[1](), text, 10.0)
+  waiting.until(lambda: gone in text() and gone in other[1](), text)
   assert "each a little longer than the `timeout` of its join" in text()
   says = "replica 1 goes on, and waits for it for at most"
-  waiting.until(lambda: says in other[1](), other[1], 10.0)
+  waiting.until(lambda: says in other[1](), other[1])
   job.start(*own)
   _ends(0, (one, text), other)
   assert f"the coordinator at {job.address} is there again" in text()

@@ -23,7 +23,7 @@ class Memory:
     self.ready.set()
 
   def __call__(self):
-    assert self.ready.wait(30.0)
+    assert self.ready.wait(120.0)
     return memoryview(bytearray(PLACE.nbytes))
 
 

@@ -114,7 +114,7 @@ def test_run_waits_for_an_evicted_replica_with_the_only_state(caplog):
     threads = [runs.start(replica(0), train, results[0])]
     assert still.wait(60.0)
     threads.append(runs.start(replica(1), train, results[1]))
-    waiting.until(lambda: "waiting for replica 0" in caplog.text, seconds=60.0)
+    waiting.until(lambda: "waiting for replica 0" in caplog.text)
     released.set()
     runs.finish(threads)
   assert [result.error for result in results] == [None, None]

@@ -337,7 +337,7 @@ def test_replica_restarts_a_coordinator_that_another_process_started(place):
   )
   second = None
   try:
-    until(place.pid, 60.0)
+    until(place.pid)
     second = subprocess.Popen(
       [*command, "1", *secrets], stdout=subprocess.PIPE, text=True, env=env
     )

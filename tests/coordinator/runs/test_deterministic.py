@@ -118,7 +118,7 @@ def test_any_number_of_replicas_has_the_same_bits(replicas, wire, inline):
 
   def meets(replica, result):
     """Takes part in all steps."""
-    together.wait(30.0)
+    together.wait(120.0)
     train(replica, result)
 
   both = [
@@ -152,7 +152,7 @@ def test_a_replica_lost_in_the_middle_of_a_step_changes_nothing(
     """So that some slots are left for the other one."""
     together.wait(120.0)
     for slot in replica.micro_batches():
-      assert slot.step < 2 or struck.wait(30.0)
+      assert slot.step < 2 or struck.wait(120.0)
       replica.step(gradient_of(replica, slot))
       result.prints[replica.global_step] = replica.fingerprint()
     result.prints[replica.global_step] = replica.fingerprint()
@@ -184,7 +184,7 @@ def test_a_replica_lost_in_an_exchange_changes_nothing(phase):
     """So that the other one takes part."""
     for slot in replica.micro_batches():
       if slot.step >= 1:
-        assert takes_part.wait(30.0)
+        assert takes_part.wait(120.0)
         # On a busy machine it would be too late in each exchange.
         killed.wait(0.05)
       replica.step(gradient_of(replica, slot))

@@ -57,7 +57,7 @@ def test_local_steps_end_once_their_round_is_committed_without_them():
     begun.set()
     assert taken.wait(60.0)
     # It knows that, too.
-    waiting.until(lambda: replica.is_stale, seconds=60.0)
+    waiting.until(lambda: replica.is_stale)
     outcome = replica.step(runs.compute(replica, 1)[0])
     assert (outcome.reason, replica.global_step) == ("stale", 1)
     assert result.computed == 0

@@ -155,8 +155,8 @@ def test_peers_receive_the_error_that_an_event_loop_raised(driven, world):
 
   core.step = step
   one.start()
-  wait_until(lambda: comes(driver.transports.PeerUp), seconds=20.0)
+  wait_until(lambda: comes(driver.transports.PeerUp))
   one.enqueue(WAKE)
-  (lost,) = wait_until(lambda: comes(driver.transports.PeerLost), seconds=20.0)
+  (lost,) = wait_until(lambda: comes(driver.transports.PeerLost))
   peer.close()
   assert lost.reason == "it has raised ValueError('an array has been donated')"

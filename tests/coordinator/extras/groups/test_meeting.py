@@ -73,7 +73,7 @@ def test_lost_process_ends_the_others_but_joining_does_not(server):
   # The next coordinator watches them, too.
   restart()
   again = begin(address, 1)
-  until(lambda: losses, lambda: "nothing is said", 60.0)
+  until(lambda: losses, lambda: "nothing is said")
   assert "The replica can't go on: " in losses[0]
   for one in (first, second, again):
     one.close()
@@ -85,7 +85,7 @@ def test_a_program_that_ends_without_joining_ends_the_others(server):
   losses = []
   first, second = both_met(address, losses)
   second._end()
-  until(lambda: losses, lambda: "nothing is said", 60.0)
+  until(lambda: losses, lambda: "nothing is said")
   why = "its process 1 is lost (ended: it has not joined the run)"
   assert losses == [f"The replica can't go on: {why}."]
   first.close()
@@ -94,7 +94,7 @@ def test_a_program_that_ends_without_joining_ends_the_others(server):
 def test_waiting_processes_call_the_next_coordinator(server):
   address, restart = server
   first = begin(address, 0)
-  until(lambda: first._missing == (1,), first._awaited, 60.0)
+  until(lambda: first._missing == (1,), first._awaited)
   restart()
   second = begin(address, 1)
   assert both_wait(first, second) == [PLACE, PLACE]
@@ -106,7 +106,7 @@ def test_only_the_coordinator_announces_who_is_present(server):
   address, _ = server
   losses = []
   first = begin(address, 0, losses)
-  until(lambda: first._missing == (1,), first._awaited, 60.0)
+  until(lambda: first._missing == (1,), first._awaited)
   transport = first._caller.endpoint.transport
   with contextlib.closing(sockets.Transport("other", secret=SECRET)) as other:
     other.connect(transport.name, transport.address)
@@ -129,9 +129,9 @@ def test_refusal_after_a_connection_is_retried(tmp_path):
   losses = []
   with process.start(SECRET, port=port, log=log) as started:
     first = begin(started.address, 0, losses)
-    until(lambda: first._missing == (1,), first._awaited, 60.0)
+    until(lambda: first._missing == (1,), first._awaited)
   with process.start(b"another secret, for a while", port=port, log=log):
-    until(lambda: "another secret" in first._awaited(), first._awaited, 60.0)
+    until(lambda: "another secret" in first._awaited(), first._awaited)
   with process.start(SECRET, port=port, log=log) as started:
     second = begin(started.address, 1)
     assert both_wait(first, second) == [PLACE, PLACE]
