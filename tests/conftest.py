@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def logs_of_its_own(monkeypatch, tmp_path_factory):
+def separate_temporary_folder(monkeypatch, tmp_path_factory):
   """Else a coordinator goes on with the log of another test that had its port."""
   tmp_path_factory.getbasetemp()  # It outlives this test.
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -423,7 +423,7 @@ def run(
   gc.set_threshold(100_000, 50, 100)
   for time, kind, details in schedule.faults:
     world.at(time, strike, world, kind, details)
-    world.is_struck(time, _over(time, kind, details))
+    world.add_fault(time, _over(time, kind, details))
   last = max([_over(*fault) for fault in schedule.faults], default=0.0)
   violation = ""
   try:

@@ -211,7 +211,7 @@ class GroupChecker(Checker):
   def group(self, name: str) -> list[Any]:
     return [self.world.by_name[n] for n in self.world.by_name[name].names]
 
-  def held_by_all(self, commit: Any) -> None:
+  def check_members_have_the_mean(self, commit: Any) -> None:
     for part in commit.parts:
       first = self.members.get(part.incarnation)
       for process in self.group(first) if first else ():
@@ -225,7 +225,7 @@ class GroupChecker(Checker):
     group = self.world.by_name[name].names if name else ("",)
     return group[process.rank if process is not None else 0]
 
-  def began_anew_without(self, process: Any) -> bool:
+  def missed_a_new_beginning(self, process: Any) -> bool:
     # What companions still apply is of before: they hear it after process 0.
     if process.rank and self.beginnings > 1:
       return True
@@ -243,7 +243,7 @@ class GroupChecker(Checker):
           self.fail("A1", f"{process.name}: {part} is not finite")
 
   def published(self, process: Any) -> None:
-    if self.began_anew_without(process):
+    if self.missed_a_new_beginning(process):
       return
     step, version = process.step, process.version
     if step > len(self.commits):
@@ -278,9 +278,9 @@ class GroupChecker(Checker):
     # What its coordinator gets is one of all its processes.
     self.taken.clear()
 
-  def sums_as_asked(self, process: Any) -> None:
+  def check_requested_sums(self, process: Any) -> None:
     if not process.rank:
-      super().sums_as_asked(process)
+      super().check_requested_sums(process)
 
   def resolved(self, process: Any, outcome: fx.Resolved) -> None:
     if not process.rank:
@@ -303,10 +303,10 @@ class GroupChecker(Checker):
     if waits and process.alive and not over and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 
-  def within_reach(self, coordinator: Any) -> list[Any]:
+  def reachable_members(self, coordinator: Any) -> list[Any]:
     since = self.world.now - FORGOTTEN
     runs = lambda p: p.alive and max(p.paused_until, p.busy_until) <= since
-    result = super().within_reach(coordinator)
+    result = super().reachable_members(coordinator)
     return [p for p in result if all(map(runs, self.group(p.name)))]
 
   def fetches(self, process: Any) -> bool:

@@ -270,7 +270,7 @@ class Checker:
         self.committed(chief, entry)
       case Ended():
         if not entry.error:
-          self.nobody_forgotten(chief)
+          self.check_snapshots_are_served(chief)
           self.all_have_the_state("the run ends", entry.step, self.committed_at)
         self.end, self.ended_at = entry, self.world.now
         self.world.strike_at_the_end()
@@ -293,8 +293,8 @@ class Checker:
   def began(self, step: int) -> None:
     """The run begins, or begins again since nobody has its state."""
     has_steps = len(self.commits) > self.origin
-    if not has_steps and not self.world.is_troubled(self.world.now):
-      self.no_newer_start(step)
+    if not has_steps and not self.world.had_fault(self.world.now):
+      self.check_newest_start(step)
     self.beginnings, self.origin = self.beginnings + 1, step
     self.began_from = self.world.now, len(self.commits)
     self.recovered = self.recovered or self.beginnings > 1
@@ -329,8 +329,8 @@ class Checker:
     self.versions.clear()
     self.holders.clear()
 
-  def no_newer_start(self, step: int) -> None:
-    """Who has just brought a newer state is waited for before the first step."""
+  def check_newest_start(self, step: int) -> None:
+    """The first step waits for a replica that has just brought a newer state."""
     since = self.world.now - _ON_ITS_WAY
     for process in self.world.all:
       if process.alive and process.called_at > since and process.offered > step:
@@ -353,7 +353,7 @@ class Checker:
       for old in [s for s in known if s > step]:
         del known[old]
 
-  def goes_on_without_absent(self) -> None:
+  def check_absent_count_as_lost(self) -> None:
     """Replicas that have never joined count as lost after half of `timeout`.
 
     At once if it is known that they have ended.
@@ -365,7 +365,7 @@ class Checker:
     absent = {*range(self.setting.replicas)} - joined
     self.without_absent = self.without_absent or bool(absent)
     told = absent and absent <= {*self.world.absent}
-    calm = not self.world.is_troubled(self.world.now - TIMEOUT / 10)
+    calm = not self.world.had_fault(self.world.now - TIMEOUT / 10)
     if told and calm and self.setting.lower_on_loss:
       self.fail("A22", f"steps have waited for {absent}, which have ended")
 
@@ -374,7 +374,7 @@ class Checker:
     setting, step = self.setting, commit.round.step
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
-    self.all_could_call(process, step)
+    self.check_members_had_time_to_call(process, step)
     self.on_newest_start(step)
     self.of_one_job(commit)
     self.commits.append(commit)
@@ -384,10 +384,10 @@ class Checker:
       self.changes[change.process] = change.number
     for part in commit.parts:
       self.set_before(self.processes[part.incarnation], part.sequence)
-    self.no_stall(step)
-    self.nobody_waits_for_newcomers(commit)
-    self.nobody_waits_in_vain(step)
-    self.goes_on_without_absent()
+    self.check_no_stall(step)
+    self.check_newcomers_do_not_block(commit)
+    self.check_gradients_get_outcomes(step)
+    self.check_absent_count_as_lost()
     self.committed_at = self.world.now
     self.not_finite, self.fruitless_since = 0, math.inf
     self.times.append(self.world.now)
@@ -405,7 +405,7 @@ class Checker:
     if setting.alone and len(commit.parts) != 1:
       self.fail("A2", f"step {step} has {len(commit.parts)} replicas' work")
     if commit.mean is None:
-      self.held_by_all(commit)
+      self.check_members_have_the_mean(commit)
       self.copied(process, commit)
       self.followed(commit)
     elif commit.mean != struct.pack("<q", self.mean(commit)):
@@ -415,7 +415,7 @@ class Checker:
     if setting.policy is None and any(p.weight != 1.0 for p in commit.parts):
       self.fail("A14", f"step {step} has other weights: {commit.parts}")
     self.saves(process, commit)
-    self.one_goes(process)
+    self.check_replaced_is_notified(process)
     for part in commit.parts:
       # It may have gone since it did its part.
       name = self.processes.get(part.incarnation)
@@ -447,8 +447,8 @@ class Checker:
       if result.outcome is not None and result.outcome.reason != "lost":
         self.fail("A7", f"{key} counts, and was told {result.outcome.reason!r}")
 
-  def all_could_call(self, chief: Any, step: int) -> None:
-    """No step is taken before all members have called who may have later ones."""
+  def check_members_had_time_to_call(self, chief: Any, step: int) -> None:
+    """No step is taken before all members that may have later ones had time to call."""
     if self.world.now >= self.epoch_at + SILENCE_TIMEOUT / FASTEST:
       return
     for name in self.members.values():
@@ -470,16 +470,20 @@ class Checker:
     names = map(self.processes.get, _members(commit))
     if any(self.world.by_name[name].stranger for name in names):
       now = self.world.begun.get(commit.round, self.world.now)
-      there = self.most_of_one_job(now, now - SILENCE_TIMEOUT / FASTEST)
+      there = self.callers_of_the_majority_job(
+        now, now - SILENCE_TIMEOUT / FASTEST
+      )
       if there and not self.is_strangers:
         self.fail("A22", f"{there} had called, and a stranger takes a step")
       self.is_strangers = True
 
-  def most_of_one_job(self, now: float, since: float = -math.inf) -> list[str]:
-    """Who has called, and is no stranger; none if no more than strangers have.
+  def callers_of_the_majority_job(
+    self, now: float, since: float = -math.inf
+  ) -> list[str]:
+    """The callers with the right job; none if callers with another are as many.
 
-    Then nobody can say which job is right: a step is taken with that of the first
-    ones, if they are enough for it, or the run ends with an error.
+    Then nothing shows which job is right: a step is taken with the job of the first
+    callers, if they are enough for it, or the run ends with an error.
     """
     there = [p for p in self.world.all if p.alive and p.called_at < now]
     strangers = sum(process.stranger for process in there)
@@ -490,8 +494,8 @@ class Checker:
     ]
     return others if len(others) > strangers else []
 
-  def fruitless(self, process: Any, submitted: msg.SubmitGradient) -> None:
-    """A gradient is not finite: it excuses nobody but who needs it (A21)."""
+  def note_nonfinite(self, process: Any, submitted: msg.SubmitGradient) -> None:
+    """Notes a nonfinite gradient: it excuses only runs that need its replica (A21)."""
     self.suspects.add(process.name)
     if not self.good():
       self.unopposed |= {p for a, b in submitted.data for p in range(a, b)}
@@ -502,7 +506,7 @@ class Checker:
     member = process.name in self.members.values()
     if not member or process.step != len(self.commits):
       return
-    if self.world.is_troubled(now):
+    if self.world.had_fault(now):
       self.fruitless_since = math.inf
       return
     self.fruitless_since = min(self.fruitless_since, now)
@@ -514,18 +518,18 @@ class Checker:
     if waited > most:
       self.fail("A21", f"no step for {waited:.1f} s, and it goes on")
 
-  def no_stall(self, step: int) -> None:
-    """Where nothing goes wrong, no step waits for a deadline."""
+  def check_no_stall(self, step: int) -> None:
+    """Without faults, no step waits for a deadline."""
     setting, world = self.setting, self.world
     most = self.longest_stall()
     gradients = 3 * max(1, setting.needed) + self.not_finite
     most += gradients * max(setting.compute)
     since = max(self.committed_at, 0.0)
-    if world.was_calm(since) and world.now - since > most:
+    if world.had_no_fault(since) and world.now - since > most:
       self.fail("A9", f"step {step} took {world.now - since:.1f} s")
 
-  def nobody_waits_for_newcomers(self, commit: Committed) -> None:
-    """Who is back holds up nobody while it compiles (A22)."""
+  def check_newcomers_do_not_block(self, commit: Committed) -> None:
+    """A replica that has joined again does not block others while it compiles (A22)."""
     setting = self.setting
     at, first = {}, set()
     for part in commit.parts:
@@ -573,7 +577,7 @@ class Checker:
       if waited > most:
         self.fail("A22", f"{known} have waited {waited:.1f} s for {name}")
 
-  def nobody_waits_in_vain(self, step: int) -> None:
+  def check_gradients_get_outcomes(self, step: int) -> None:
     """A gradient that a coordinator has gets an outcome while it takes steps."""
     chief = self.world.chief
     # Before the first one it waits for all members of its log.
@@ -646,7 +650,7 @@ class Checker:
     """A process has applied the mean of the latest step that it knows."""
     if self.corrupt or not 0 < process.step <= len(self.commits):
       return
-    if self.began_anew_without(process):
+    if self.missed_a_new_beginning(process):
       return  # What it applies is of earlier steps.
     commit = self.commits[process.step - 1]
     mean = self.mean(commit, process)
@@ -668,10 +672,10 @@ class Checker:
     since -= _SETTLED + _LATE * self.setting.latency
     if name is None or max(self.changed_at, self.epoch_at) > since:
       return  # A witness may have been lost, or have failed.
-    others = [p for p in self.within_reach(coordinator) if p.name != name]
+    others = [p for p in self.reachable_members(coordinator) if p.name != name]
     settled = lambda p: (
       max(p.settled_at, p.welcomed_at) < since
-      and not self.unheard(coordinator, p)
+      and not self.silence_of(coordinator, p)
     )
     able = [p for p in others if p.step >= step and settled(p)]
     everyone = [p for p in world.all if p.name != name]
@@ -692,8 +696,8 @@ class Checker:
     """A process that takes part in a round has the mean of it."""
     self.means.add((process.name, round_))
 
-  def could_have(self, process: Any) -> int:
-    """The step that it can reach by what it has reported to have; -1 for none."""
+  def reachable_step(self, process: Any) -> int:
+    """The step that a process can reach with the means it has reported; -1 for none."""
     step = process.step
     if process.name not in self.holders.get(step, ()):
       return -1
@@ -718,7 +722,7 @@ class Checker:
     if commit.save or not self.wishes:
       self.wishes.clear()
       return
-    ready = self.within_reach(coordinator)
+    ready = self.reachable_members(coordinator)
     for wish in self.wishes:
       process, _, since = wish
       # It is told to the coordinator once that has welcomed its replica.
@@ -758,8 +762,8 @@ class Checker:
 
   # Who is given up.
 
-  def unheard(self, coordinator: Any, process: Any) -> float:
-    """For how long a coordinator that was awake could not hear a process lately."""
+  def silence_of(self, coordinator: Any, process: Any) -> float:
+    """For how long an awake coordinator has recently not heard from a process."""
     world = self.world
     both = {(process.name, coordinator.name), (coordinator.name, process.name)}
     keys = {(process.name,), *both}
@@ -826,11 +830,11 @@ class Checker:
     )
     if lost > self.world.now - _RECENT:
       return
-    unheard = sum(self.unheard(end, process) for end in ends)
-    if unheard < _UNHEARD:
+    silent_for = sum(self.silence_of(end, process) for end in ends)
+    if silent_for < _UNHEARD:
       self.fail(
         "A13",
-        f"{process.name} is removed, and was silent for {unheard:.1f} s: "
+        f"{process.name} is removed, and was silent for {silent_for:.1f} s: "
         f"{reason}",
       )
 
@@ -876,15 +880,15 @@ class Checker:
 
   def was_replaced(self, process: Any) -> None:
     """Another process with its number takes its place."""
-    if not self.has_twin(process):
+    if not self.has_live_duplicate(process):
       self.fail("A13", f"{process.name} is replaced, by nobody")
     self.replaced[process.index] += 1
     self.usurped[process.name] = self.world.now
     if self.replaced[process.index] > _PLACES:
       self.fail("A13", f"{process.name} and another one replace each other")
 
-  def one_goes(self, coordinator: Any) -> None:
-    """Who was replaced by another process of its number learns that soon."""
+  def check_replaced_is_notified(self, coordinator: Any) -> None:
+    """A process that another of its number has replaced is notified soon."""
     world = self.world
     for name, since in self.usurped.items():
       process = world.by_name[name]
@@ -899,7 +903,7 @@ class Checker:
     """A run ends well after its steps, or because that was asked for."""
     asked = any(p.wants_finish for p in self.world.all)
     used = self.setting.data is not None and end.reason == "all data is used"
-    calm = self.commits and self.world.was_calm(self.committed_at)
+    calm = self.commits and self.world.had_no_fault(self.committed_at)
     if calm and not end.error:
       waited = self.world.now - self.committed_at
       if waited > self.longest_stall():
@@ -939,7 +943,7 @@ class Checker:
       starts = range(first, first + setting.window, unit)
       bad = [p for p in starts if not sums.is_finite(p, setting.not_finite)]
       zeros = sp.union((p, p + unit) for p in bad)
-      if zeros != commit.skipped and not self.one_decides(commit):
+      if zeros != commit.skipped and not self.zeros_may_count(commit):
         self.fail("A18", f"step {step} names {commit.skipped} as zeros: {bad}")
     if len(result) != sum(part.count for part in commit.parts) * unit:
       self.fail("A10", f"a sample is twice in step {step}: {commit.parts}")
@@ -949,7 +953,7 @@ class Checker:
       self.fail("A10", f"step {step} has samples of no epoch")
     self.skipped |= {p for a, b in commit.skipped for p in range(a, b)}
     if not setting.window:
-      self.not_for_one(commit)
+      self.check_skipped_samples(commit)
     size = data.per_epoch
     before = max(result) // size * size
     if data.mode == "exact" and result:
@@ -959,11 +963,11 @@ class Checker:
     self.samples |= result
     self.done[step + 1] = len(self.samples | self.skipped)
 
-  def one_decides(self, commit: Committed) -> bool:
-    """Whether slots count as zeros that are so for a bad replica alone.
+  def zeros_may_count(self, commit: Committed) -> bool:
+    """Whether slots that are nonfinite only on a bad replica count as zeros.
 
-    It must have been the only member as it submitted them, or be it now; and one
-    that is always bad is trusted only if no other one may come back.
+    The replica must have been the only member when it submitted them, or be it now;
+    and one that is always bad is trusted only if no other may join again.
     """
     setting = self.setting
     if len(self.bad) == setting.replicas:
@@ -1023,13 +1027,13 @@ class Checker:
     """At most how many samples were given up that no commit came to name."""
     named = self.samples | self.skipped
     return sum(
-      self.may_be_given_up(p, by)
+      self.may_be_skipped(p, by)
       for p, by in self.strikes().items()
       if p not in named
     )
 
-  def may_be_given_up(self, p: int, by: collections.Counter[int]) -> bool:
-    """Whether a sample may be given up for gradients of these replicas.
+  def may_be_skipped(self, p: int, by: collections.Counter[int]) -> bool:
+    """Whether a sample may be skipped for gradients of these replicas.
 
     Three replicas are believed whoever they are: nothing tells three bad
     replicas from a bad sample before a good replica has tried it.
@@ -1043,12 +1047,12 @@ class Checker:
     names = self.members.values()
     return [n for n in names if self.world.by_name[n].index not in self.bad]
 
-  def not_for_one(self, commit: Committed) -> None:
-    """No sample is given up for gradients of a bad replica alone (A22)."""
+  def check_skipped_samples(self, commit: Committed) -> None:
+    """No sample is skipped for gradients of a bad replica alone (A22)."""
     strikes = self.strikes() if commit.skipped else {}
     for p in [p for a, b in commit.skipped for p in range(a, b)]:
       by = strikes.get(p, collections.Counter())
-      if not self.may_be_given_up(p, by):
+      if not self.may_be_skipped(p, by):
         self.fail("A22", f"sample {p} is given up for gradients of {dict(by)}")
 
   def end_of_data(self, end: Ended) -> None:
@@ -1066,7 +1070,7 @@ class Checker:
 
   def progressed(self, process: Any, effect: fx.Progressed) -> None:
     """The checkpoint that a replica would write."""
-    if self.began_anew_without(process):
+    if self.missed_a_new_beginning(process):
       return
     done = effect.progress.done
     if effect.step > len(self.commits) or done != self.done[effect.step]:
@@ -1076,8 +1080,8 @@ class Checker:
       skipped = effect.progress.skipped
       self.fail("A10", f"{process.name} has {skipped} as given up: {given_up}")
 
-  def held_by_all(self, commit: Committed) -> None:
-    """Each member that lives has the mean of what is committed."""
+  def check_members_have_the_mean(self, commit: Committed) -> None:
+    """Each live member has the mean of a commit."""
     for part in commit.parts:
       process = self.world.by_name.get(self.members.get(part.incarnation))
       if process is not None and process.alive and not process.over:
@@ -1089,7 +1093,7 @@ class Checker:
   # State.
 
   def published(self, process: Any) -> None:
-    if self.began_anew_without(process):
+    if self.missed_a_new_beginning(process):
       return
     step, version = process.step, process.version
     if step > len(self.commits):
@@ -1099,10 +1103,10 @@ class Checker:
       self.fail("A4", f"{process.name} differs at step {step}")
     self.holders.setdefault(step, set()).add(process.name)
 
-  def began_anew_without(self, process: Any) -> bool:
-    """Whether a process hasn't heard yet that the run has begun again.
+  def missed_a_new_beginning(self, process: Any) -> bool:
+    """Whether a process has yet to hear that the run has begun again.
 
-    Or that a power loss has taken steps that were on their way to it.
+    Or that a power loss has taken steps that were on their way to the process.
     """
     known = process.node._known
     return known.beginnings < self.beginnings or any(
@@ -1115,7 +1119,7 @@ class Checker:
     self.world.tell(f"{process.name} is admitted, with step {process.step}")
     # One that stalled while the run began anew without it can't know yet.
     current = self.members.get(effect.incarnation) == process.name
-    if not current or self.began_anew_without(process):
+    if not current or self.missed_a_new_beginning(process):
       return
     if process.stranger and self.commits and not self.is_strangers:
       self.fail("A4", f"{process.name} has another optimizer, and is let in")
@@ -1143,14 +1147,14 @@ class Checker:
     name = process.name.partition(".")[0]
     self.by_sequence[name, submitted.sequence].append(submitted)
     if not journal.is_finite(self, submitted):
-      self.fruitless(process, submitted)
+      self.note_nonfinite(process, submitted)
     if submitted.data:
       self.computed_again(process, submitted)
     digests = submitted.work if self.setting.window else b""
     for position in range(0, len(digests), audit.ENTRY.size):
       (slot, _) = audit.ENTRY.unpack_from(digests, position)
       self.computed[slot].add(process.name)
-    self.sums_as_asked(process)
+    self.check_requested_sums(process)
     self.world.tell(transcript.submission(process, submitted))
 
   def computed_again(self, process: Any, submitted: msg.SubmitGradient) -> None:
@@ -1167,12 +1171,14 @@ class Checker:
     if sp.overlap(submitted.data, own):
       self.fail("A10", f"{process.name} computes again on {submitted.data}")
 
-  def sums_as_asked(self, process: Any) -> None:
+  def check_requested_sums(self, process: Any) -> None:
     """A training loop sums as many gradients as its core was asked for."""
     client = getattr(process.node, "core", process.node)
     asked = client._known.requested
     if process.requested != asked:
-      self.fail("A2", f"{process.name} sums {process.asked}, asked for {asked}")
+      self.fail(
+        "A2", f"{process.name} sums {process.requested}, asked for {asked}"
+      )
 
   def resolved(self, process: Any, outcome: fx.Resolved) -> None:
     key = (process.name, outcome.sequence)
@@ -1249,10 +1255,10 @@ class Checker:
     if waits and process.alive and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 
-  def nobody_forgotten(self, coordinator: Any) -> None:
-    """A replica that asks for a snapshot is served one, if it can be had."""
+  def check_snapshots_are_served(self, coordinator: Any) -> None:
+    """A replica that asks for a snapshot is served one, if a member has the state."""
     world = self.world
-    ready = [p for p in self.within_reach(coordinator) if not p.over]
+    ready = [p for p in self.reachable_members(coordinator) if not p.over]
     latest = len(self.commits)
     if not any(p.step == latest and p.needs_since == math.inf for p in ready):
       return
@@ -1265,8 +1271,8 @@ class Checker:
     """Whether a replica is being served a snapshot."""
     return process.fetching is not None
 
-  def within_reach(self, coordinator: Any) -> list[Any]:
-    """Members that nothing has kept from hearing it, and from answering."""
+  def reachable_members(self, coordinator: Any) -> list[Any]:
+    """Members that nothing has kept from hearing a coordinator, and from answering."""
     members = map(self.world.by_name.__getitem__, self.members.values())
     return [process for process in members if self.hears(process, coordinator)]
 
@@ -1296,12 +1302,14 @@ class Checker:
   def noted(self, process: Any, note: journal_events.Record) -> None:
     if isinstance(note, journal_events.Commit):
       self.note_commit(note)
-    self.look_inside(process, note)
+    self.check_coordinator_state(process, note)
 
   # Inside the core.
 
-  def look_inside(self, process: Any, note: journal_events.Record) -> None:
-    """Whether a coordinator's note is right, and so is what it holds by then."""
+  def check_coordinator_state(
+    self, process: Any, note: journal_events.Record
+  ) -> None:
+    """A journal record of a coordinator is right, and so is its state by then."""
     wrong = journal.wrong(self, process, note)
     if wrong:
       self.fail("A8", f"{note}: {wrong}")
@@ -1339,7 +1347,7 @@ class Checker:
       self.left_in_peace = ""
 
   def excuse(self, end: Ended | None = None) -> str:
-    """Why a run may fail as things are now; "" if it may not.
+    """Why the run may fail now; "" if it may not.
 
     These are the ways listed on the page of assumptions. Before the first commit
     any state will do, so the death of all is no excuse.
@@ -1364,7 +1372,7 @@ class Checker:
     }
     living = [p for p in self.world.all if p.alive and not p.over]
     steps = [s for s, names in self.holders.items() if names - away]
-    steps += [self.could_have(p) for p in living if p.name not in away]
+    steps += [self.reachable_step(p) for p in living if p.name not in away]
     held = max(steps, default=-1)
     recent = latest - held <= RECENT
     replayed = setting.inline and held >= 0 and recent
@@ -1416,7 +1424,9 @@ class Checker:
       if not self.commits and self.setting.strangers:
         # Who had another job may have gone with the run's end.
         refused = refused or self.end is not None
-        refused = refused or not self.most_of_one_job(self.world.now)
+        refused = refused or not self.callers_of_the_majority_job(
+          self.world.now
+        )
       if error == "JoinRefused" and not refused:
         self.fail("A9", f"{process.name} is refused: {reason}")
       if "nobody holds" in reason and self.left_in_peace:
@@ -1427,17 +1437,19 @@ class Checker:
           excuse = "its gradients are wrong"
         if process.stranger and not self.commits:
           excuse = excuse or "it has another job than the others"
-        if "Another process has joined" in reason and self.has_twin(process):
+        if "Another process has joined" in reason and self.has_live_duplicate(
+          process
+        ):
           excuse = "another process has its number"
         differ = "don't agree" in reason or "has called, but" in reason
-        if differ and not self.most_of_one_job(self.world.now):
+        if differ and not self.callers_of_the_majority_job(self.world.now):
           excuse = "no job is that of most"
         if not excuse:
           guarantee = "A22" if self.setting.bad else "A9"
           self.fail(guarantee, f"{process.name} fails: {reason}")
     self.died(process)
 
-  def has_twin(self, process: Any) -> bool:
+  def has_live_duplicate(self, process: Any) -> bool:
     """Whether another start of the same replica lives, or has called twice."""
     start = lambda p: p.name.partition(".")[0]
     return any(

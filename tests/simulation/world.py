@@ -499,16 +499,16 @@ class World:
       if not never:
         self.start(index)
 
-  def is_struck(self, begin: float, end: float) -> None:
+  def add_fault(self, begin: float, end: float) -> None:
     """A fault lasts from then to then; then all find each other again."""
     rest = self.longest_silence + CONNECT + 3 * SILENCE_TIMEOUT
     self.troubles.append((begin, end + rest))
 
-  def was_calm(self, since: float) -> bool:
+  def had_no_fault(self, since: float) -> bool:
     """Whether no fault could keep a step from being taken since then."""
-    return not (self.is_troubled(since) or self.spared)
+    return not (self.had_fault(since) or self.spared)
 
-  def is_troubled(self, since: float) -> bool:
+  def had_fault(self, since: float) -> bool:
     """Whether a fault was under way since then."""
     return any(
       begin <= self.now and end >= since for begin, end in self.troubles

@@ -30,7 +30,7 @@ _SCHEDULERS = (
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch):
+def _without_job_variables(monkeypatch):
   for name in list(os.environ):
     if name.startswith(_SCHEDULERS):
       monkeypatch.delenv(name)

@@ -29,7 +29,7 @@ _LIGHT = str(pathlib.Path(__file__).with_name("light_replica.py"))
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch):
+def _without_job_variables(monkeypatch):
   for name in list(os.environ):
     if name.startswith("OPTAX_DIST_"):
       monkeypatch.delenv(name)

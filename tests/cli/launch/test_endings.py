@@ -18,7 +18,7 @@ _NOBODY = "no replica has joined; does the script call coordinator.join?"
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch):
+def _without_job_variables(monkeypatch):
   for name in list(os.environ):
     if name.startswith("OPTAX_DIST_"):
       monkeypatch.delenv(name)

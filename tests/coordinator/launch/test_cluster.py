@@ -19,7 +19,7 @@ _OWN = {
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch):
+def _without_job_variables(monkeypatch):
   for name in (*_SLURM, *_OWN, "JAX_COORDINATOR_PORT"):
     monkeypatch.delenv(name, raising=False)
 

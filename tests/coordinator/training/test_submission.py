@@ -9,7 +9,7 @@ from optax_dist.coordinator.runtime.inbox import Joined
 from optax_dist.coordinator.training.submission import Submission
 
 
-class Told:
+class FakeInbox:
   """What an event loop has notified: `answers`, and the rest."""
 
   def __init__(self, **fields):
@@ -46,7 +46,7 @@ def answer(seen, reason, sequence):
 
 
 def test_sum_is_submitted_once_it_has_the_requested_gradients():
-  seen = Told(requested=2)
+  seen = FakeInbox(requested=2)
   submission = begin(seen)
   assert give(submission, seen, 3) is None
   submitted = give(submission, seen, 4)
@@ -64,7 +64,7 @@ def test_sum_is_submitted_once_it_has_the_requested_gradients():
 
 def taken():
   """A gradient is with the coordinator, which requests another one."""
-  seen = Told()
+  seen = FakeInbox()
   submission = begin(seen)
   give(submission, seen, 3)
   seen.answers[0] = Taken(0)
@@ -115,7 +115,7 @@ def test_only_the_dropped_of_two_sums_is_computed_again():
 
 @pytest.mark.parametrize("abandoned", [False, True])
 def test_a_late_gradient_is_reported_without_its_numbers(abandoned):
-  seen = Told()
+  seen = FakeInbox()
   submission = begin(seen)
   seen.publish()
   if abandoned:
@@ -133,7 +133,7 @@ def test_stale_gradient_is_followed_by_a_wait_for_newer_parameters(
   admitted_again,
 ):
   """Or until it is admitted again, with those of then."""
-  seen = Told()
+  seen = FakeInbox()
   submission = begin(seen)
   give(submission, seen)
   answer(seen, "stale", 0)
@@ -148,7 +148,7 @@ def test_stale_gradient_is_followed_by_a_wait_for_newer_parameters(
 
 def test_local_steps_on_expired_leases_end_the_sum():
   """Otherwise the rest of the new lease might not fill a round."""
-  seen = Told(lease=(1, ((0, 4),)))
+  seen = FakeInbox(lease=(1, ((0, 4),)))
   submission = begin(seen, samples=2)
   submission.draw()
   submission.draws.keep()
@@ -168,7 +168,7 @@ def draws(seen, spans):
 
 
 def test_dropped_sum_of_slots_leaves_the_accepted_sum():
-  seen = Told()
+  seen = FakeInbox()
   submission = draws(seen, ((0, 2),))
   submission.draw()
   give(submission, seen, 3)
@@ -191,7 +191,7 @@ def test_dropped_sum_of_slots_leaves_the_accepted_sum():
 
 def test_slots_of_an_accepted_sum_that_is_dropped_are_computed_again():
   """As after a coordinator that has started again, which takes only some of them."""
-  seen = Told(lease=(1, ((0, 2),)))
+  seen = FakeInbox(lease=(1, ((0, 2),)))
   submission = draws(seen, ())
   for sequence, spans in enumerate([((0, 2),), ((2, 4),)]):
     seen.lease = (1, spans)
