@@ -40,6 +40,8 @@ _LARGE = 64 << 20
 # A smaller array of a snapshot would keep all of its memory, perhaps for ever.
 _COPIED = 64 << 10
 _QUICK = 0.005
+# Seconds after which a thread that waits for a state looks whether to go on.
+_POLL_SECONDS = 1.0
 
 
 # Computes the next state from a state and the leaves of a mean.
@@ -137,14 +139,21 @@ class State:
       with contextlib.suppress(IndexError):
         self._post(self._actions.pop())
 
-  def get(self) -> Any:
-    """Returns the state, waiting until it is computed."""
+  def get(self, check: Callable[[float], None] = lambda waited: None) -> Any:
+    """Returns the state, waiting until it is computed.
+
+    Args:
+      check: called now and then with the seconds waited so far; may raise an error.
+    """
     if not self.is_ready:
       work, self._work = self._work, None
       if work is not None:
         self.compute(work)
-      with self._pending:
-        pass
+      waited = 0.0
+      while not self._pending.acquire(timeout=_POLL_SECONDS):
+        waited += _POLL_SECONDS
+        check(waited)
+      self._pending.release()
     if self._error is not None:
       raise self._error
     return self.value

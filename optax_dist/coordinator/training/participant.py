@@ -364,9 +364,27 @@ class Participant:
     # In this order: it may be readmitted in between.
     incarnation = self.inbox.joined.incarnation
     published = self.inbox.published
-    published.get()  # Waits until it is computed.
+    self.computed(published)
     self.submission.resume(incarnation, published)
     self.forget()
+
+  def computed(self, state: State) -> Any:
+    """The arrays of a state, which may still be being computed.
+
+    Raises:
+      CoordinatorError: they did not come, or the run can't go on.
+    """
+    self.watch()  # An update may hang, as a step may.
+
+    def check(waited: float) -> None:
+      self.raise_failure()
+      if waited > self.settings.longest_wait:
+        raise errors.CoordinatorError(
+          f"Replica {self.replica!r} has waited {waited:.1f} s for its optimizer's"
+          f" update to step {state.step}."
+        )
+
+    return state.get(check)
 
   def forget(self) -> None:
     """Forgets what the training loop has no more use for."""

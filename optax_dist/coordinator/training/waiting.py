@@ -157,7 +157,7 @@ class SynchronousLoop:
     # What was computed of the next gradient is dropped.
     participant.stopwatch.take()
     if applied is not None and strategy.reads_before:
-      before = participant.inbox.before(applied.sequence).get()
+      before = participant.computed(participant.inbox.before(applied.sequence))
     self._wait()
     if result.reason == quorum.Reason.LOST:
       participant.raise_failure()  # With which it may have been lost.

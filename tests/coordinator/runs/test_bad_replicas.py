@@ -8,6 +8,7 @@ import re
 import threading
 import time
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -294,6 +295,38 @@ def test_run_ends_at_once_if_an_embedded_replica_fails_that_it_needs(tmp_path):
   assert errors == [said]
   *_, last = journals.read(tmp_path / "journal.jsonl").records
   assert (last["kind"], last["reason"]) == ("finish", said)
+
+
+def test_replica_whose_update_hangs_ends_with_the_run():
+  """No thread of it notices, and the others wait for it."""
+  ended, hung = threading.Event(), []
+
+  def hang(step):
+    if threading.current_thread().name == "optax-dist-1-work":
+      hung.append(not ended.wait(60.0))
+    return step
+
+  def update(grads, step, params=None):
+    step = jax.pure_callback(hang, jax.ShapeDtypeStruct((), jnp.int32), step)
+    return grads, step + 1
+
+  def train(replica):
+    try:
+      while True:
+        replica.step(jnp.ones(100_000))
+    finally:
+      if replica.replica == 1:
+        ended.set()
+
+  optimizer = optax.GradientTransformation(lambda params: jnp.int32(0), update)
+  with pytest.raises(
+    coordinator.CoordinatorError, match="computing: replica 1"
+  ):
+    coordinator.run_embedded(
+      train, 2, optimizer, jnp.zeros(100_000), timeout=2.0
+    )
+  assert hung
+  assert not any(hung)
 
 
 def test_parameters_that_are_nan_are_refused():
