@@ -261,6 +261,8 @@ class Run:
       self.begins_again = Began(hello.start, hello.job)
       return
     if self._ending.is_over or self._ending.since is not None:
+      if state is not None:
+        self._called_again(state)
       self._welcome(peer, hello, -1)
       return
     rival = self._members.of_replica(hello.replica)
@@ -278,9 +280,13 @@ class Run:
         self._out.add(fx.Disconnect(peer, why))
         return
     if state is not None:
-      state.until = self._now  # So `_remove` leaves this new connection open.
-      self._remove(state, "its process has called again")
+      self._called_again(state)
     self._admit(peer, hello)
+
+  def _called_again(self, state: MemberState) -> None:
+    """Removes a membership that its process does not know of, or no more."""
+    state.until = self._now  # So `_remove` leaves this new connection open.
+    self._remove(state, "its process has called again")
 
   def _has_alone(self, state: MemberState) -> bool:
     """Whether a member is the only one with the state after the last commit."""
