@@ -1,6 +1,7 @@
 """The coordinator as an optax transformation, as trainers call it."""
 
 import functools
+import inspect
 import itertools
 import os
 import pathlib
@@ -524,6 +525,21 @@ def test_calls_that_a_trainer_cannot_make_are_refused_by_name(options, named):
   with pytest.raises(ValueError, match=named) as raised:
     coordinator.as_optimizer(optax.sgd(0.1), total_steps=1, **options)
   assert "coordinator.join and Replica.step" in str(raised.value)
+
+
+def test_the_page_names_each_option_that_is_refused():
+  page = pathlib.Path(__file__).parents[2] / "docs" / "any_trainer.md"
+  table = page.read_text("utf-8").split("## What is refused")[1]
+  named = set(re.findall(r"`(\w+)=`", table.split("\n\n")[1]))
+  known = {*inspect.signature(coordinator.join).parameters, "max_skipped"}
+  refused = set()
+  for name in known:
+    try:
+      coordinator.as_optimizer(optax.sgd(0.1), total_steps=1, **{name: "x"})
+    except (TypeError, ValueError) as error:
+      if "can't use" in str(error):
+        refused.add(name)
+  assert named == refused
 
 
 def test_a_replica_of_several_processes_is_refused(monkeypatch):

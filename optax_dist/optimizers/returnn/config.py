@@ -168,8 +168,9 @@ def _backend(name: Any) -> str:
   if name == "jax":
     raise ValueError(
       "RETURNN's jax backend calls optax itself: write optax.adamw, optax.adam or"
-      " optax.sgd with the arguments of `optimizer`, after"
-      " optax.clip_by_global_norm(gradient_clip_global_norm) unless that is 0"
+      " optax.sgd with the arguments of `optimizer`, and a mask that leaves biases out"
+      " of weight decay, after optax.clip_by_global_norm(gradient_clip_global_norm)"
+      " unless that is 0"
     )
   if name not in _BACKENDS:
     raise ValueError(
