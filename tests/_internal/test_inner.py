@@ -1,4 +1,4 @@
-"""What is checked and kept wherever a transform calls the one inside."""
+"""Arguments and state that every transform checks and keeps for its inner transform."""
 
 import jax
 import jax.numpy as jnp

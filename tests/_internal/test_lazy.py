@@ -18,7 +18,7 @@ _PACKAGES = pytest.mark.parametrize(
 
 
 def _imports(package):
-  """What type checkers are told: by each name, the module that has it."""
+  """The module of each name, as type checkers see it."""
   tree = ast.parse(pathlib.Path(package.__file__).read_text("utf-8"))
   (block,) = (node for node in tree.body if isinstance(node, ast.If))
   return {name.name: node.module for node in block.body for name in node.names}
@@ -130,7 +130,7 @@ def test_unknown_names_raise_an_attribute_error(name):
 
 
 def test_modules_that_do_not_need_jax_do_not_import_it():
-  """None of those before does, if one is named."""
+  """No module before the named one imports JAX."""
   modules = [
     "optax_dist",
     "optax_dist.cli.main",

@@ -95,7 +95,7 @@ class Case:
 
   @property
   def keeps_all(self) -> bool:
-    """Whether nobody who lives may be removed: a new coordinator has its log."""
+    """Whether no live replica may be removed: a new coordinator has its log."""
     dies = self.fault == "kill" or (self.fault == "stop" and self.replaced)
     return dies and self.who == "coordinator"
 

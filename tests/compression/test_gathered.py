@@ -87,7 +87,7 @@ def test_update_of_none_advances_the_count():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_updates_are_rounded_only_in_the_mean(dtype):
-  """What is owed is added, sent and kept as float32."""
+  """The residual is added, sent and kept as float32."""
   first, second = (jnp.full((N, 2), x, dtype) for x in (1.0, 4096.0))
   means, state = _updates(gathered("it", *_HALF, 1.0), first, second)
   assert means[1].dtype == dtype

@@ -151,7 +151,7 @@ def test_nonfinite_gradient_does_not_spoil_later_ones(name, bad):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_leaf_without_a_gradient_is_left_alone(name):
-  """None is what parameters that are integers, keys or frozen get."""
+  """Parameters that are integers, keys or frozen have None as their update."""
   first, second, third = _gradients()
   frozen = {"b": None, "w": second["w"]}
   fn = functools.partial(_updates, METHODS[name])

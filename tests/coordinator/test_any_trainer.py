@@ -700,7 +700,7 @@ print("left", k_of_n.replica.has_left)
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_a_signal_ends_a_replica_that_waits_for_others(number):
-  """They would be waited for until the timeout."""
+  """The others would wait for them until the timeout."""
   text = f"""
 import threading, time
 

@@ -11,7 +11,7 @@ import pytest
 from optax_dist import coordinator
 from optax_dist.coordinator import checkpoint, options
 
-# What no argument of these can be.
+# Values that no argument of these accepts.
 WRONG = [object(), np.arange(2.0), 1j, {1: 2}, float("nan"), lambda: None]
 # Any tree may be a state, and any shape of it; and these have tests of their own.
 _OWN = {"opt", "params", "opt_state", "inner_state", "settings", "config"}
@@ -118,7 +118,7 @@ def test_checkpoint_and_replica_calls_refuse_a_wrong_argument_by_name(
 
 
 def test_empty_optimizer_state_may_have_any_containers():
-  """So do those that a library has restored without knowing the optimizer."""
+  """A library may restore them without knowing the optimizer."""
   for opt_state in ([], {}, ()):
     (params,) = coordinator.run_embedded(
       lambda replica: replica.step(jnp.ones(2)) and replica.params,

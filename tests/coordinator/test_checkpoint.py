@@ -52,7 +52,7 @@ def test_run_continues_from_a_checkpoint_with_other_replicas(tmp_path):
   zeros = jax.tree.map(jax.numpy.zeros_like, runs.PARAMS)
   answer = checkpoint.restore(tmp_path / "saved", zeros, runs.OPT.init(zeros))
   assert answer["global_step"] == step
-  # What it holds is what the journal says of that step.
+  # Its content is that of the journal's step.
   held = runs.strategies.SharedState(answer["params"], answer["opt_state"])
   digest = runs.fingerprint(held)
   assert digest == runs.replay(runs.records(whole))[step]
@@ -114,7 +114,7 @@ class _Orbax:
 
 
 def _saved_by_two(path, monkeypatch, progress_at):
-  """What each of two processes of a replica gets from `save`."""
+  """Returns the results of `save` in two processes of a replica."""
   monkeypatch.setattr(orbax.checkpoint, "StandardCheckpointer", _Orbax)
   texts, together = ["", ""], threading.Barrier(2, timeout=120.0)
 

@@ -64,7 +64,7 @@ def test_run_from_an_earlier_checkpoint_replaces_later_ones(tmp_path, caplog):
     [(saved, _)] = _train(tmp_path, 60, rate=0.5, start=start)
   assert saved == ["step-00000040", "step-00000050", "step-00000060"]
   assert _found(tmp_path) == (60, -45.0)
-  # Those before it are of its line; the others are kept aside, and that is said.
+  # Earlier checkpoints are of its line; later ones are moved, with a warning.
   left = tmp_path / "left" / first
   assert _names(left) == saved
   assert float(_restored(left / "step-00000060")["params"][0]) == -60.0
@@ -208,7 +208,7 @@ def test_checkpoints_stay_if_the_log_is_lost(tmp_path):
 
 
 def test_late_replica_knows_the_lineage():
-  """It comes without a checkpoint, and may be the one that saves."""
+  """It joins without a checkpoint, and may be the replica that saves."""
   lineage = (("an earlier run", 7),)
   world, results = endpoint.World(), [runs.Result(), runs.Result()]
   joined, seen = threading.Event(), {}
@@ -232,7 +232,7 @@ def test_late_replica_knows_the_lineage():
 
 
 def test_second_run_that_saves_to_a_folder_ends_the_first(tmp_path):
-  """The second has moved those of the first away, which then ends."""
+  """The second run has moved the checkpoints of the first, which then ends."""
   may_go_on = threading.Event()
 
   def first(replica):
@@ -269,7 +269,7 @@ def test_old_checkpoints_are_deleted_on_request(tmp_path):
   start = checkpoint.resume(tmp_path, PARAMS, optax.sgd(1.0).init(PARAMS))
   _train(tmp_path, 70, start=start, keep=2)
   assert _names(tmp_path) == ["step-00000060", "step-00000070"]
-  # One that is not whole does not count as kept.
+  # An incomplete checkpoint does not count as kept.
   (tmp_path / "step-00000070" / "checkpoint.json").write_text("{}")
   start = checkpoint.resume(tmp_path, PARAMS, optax.sgd(1.0).init(PARAMS))
   assert start["global_step"] == 60

@@ -374,7 +374,7 @@ def test_join_waits_for_a_host_name_to_become_known(monkeypatch):
 
 
 def test_unreachable_replicas_are_not_called_absent(monkeypatch):
-  """They have told each other an address at which nobody listens."""
+  """Both advertise an address at which no process listens."""
   monkeypatch.setattr(addresses, "has_unix", lambda: False)
   (nobody,) = addresses.free_ports()
   with served.served() as address:
@@ -514,7 +514,7 @@ def test_samples_are_leased_by_integers_of_numpy():
 
 
 def test_an_interrupt_ends_all_embedded_replicas(request):
-  """Nobody else has a handle to them: they would train on."""
+  """No other code has a handle to them: they would train on."""
   before = runs.coordinator_threads(timeout=0.0)
   handler = signal.signal(signal.SIGINT, signal.default_int_handler)
   request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))

@@ -84,7 +84,7 @@ def test_rerun_notebook_cell_replaces_its_replica(address):
   first = names["replica"]
   first.step(jnp.ones(2))
   _run_cell("replica = join()", names)
-  # Nobody else has the parameters, so the run begins anew.
+  # No other replica has the parameters, so the run begins again.
   with names["replica"] as second:
     assert second.global_step == 0
     assert second.step(jnp.ones(2)).global_step == 1

@@ -1,4 +1,4 @@
-"""Hooks of a step: who is told, and how much slower it gets."""
+"""Hooks of a step: their listeners, and how much they slow a replica down."""
 
 import threading
 import types

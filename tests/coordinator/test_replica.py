@@ -38,7 +38,7 @@ def inline(request, monkeypatch):
 
 
 def check_replay(results, path):
-  """What each replica held after its steps is what the journal says."""
+  """The state of each replica after each step is that of the journal."""
   prints = runs.replay(runs.records(path))
   for result in results:
     assert result.error is None, result.error
@@ -140,7 +140,7 @@ def test_replicas_share_a_step_of_more_gradients_than_replicas(
   for commit in commits:
     assert 5 <= sum(m["count"] for m in commit["members"]) <= 6
   for result in results:
-    # What is summed is told to be in, though its step is yet to come; unless
+    # A summed gradient is reported as accepted, though its step is yet to come; unless
     # the others' gradients were enough before it came.
     refused = {o.reason for o in result.outcomes if not o.accepted}
     assert refused <= {"superseded", "stale"}
@@ -361,7 +361,7 @@ def test_replicas_do_not_wait_for_one_that_raised_an_error(replicas):
       waited.append(outcome.waited)
       if (replica.replica, replica.global_step) == (0, 5):
         raise runs.Killed
-    # A last one that leaves waits for those that were lost.
+    # If it left, the last replica would wait for lost ones.
     replica.finish()
 
   with pytest.raises(runs.Killed):

@@ -1,4 +1,4 @@
-"""What may differ between versions of a job, and how it moves to another one."""
+"""Differences between versions of a job, and its move from one to another."""
 
 import jax.numpy as jnp
 import numpy as np

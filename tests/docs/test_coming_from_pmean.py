@@ -188,7 +188,7 @@ def test_gradients_are_accumulated(at, check_vma):
 
 @_both
 def test_a_gradient_that_is_not_finite_is_left_out(check_vma):
-  """As by a mean of those that are; the others go on without it."""
+  """The mean is over the finite gradients; the other replicas continue."""
 
   def mean(g, spoiled):
     g = jnp.where(spoiled, jnp.nan, g)

@@ -1,4 +1,4 @@
-"""The files of docs/multi_host that launch: what each has hosts run, and be told.
+"""The files of docs/multi_host that launch: the commands and variables on each host.
 
 srun, ssh and Ray are stand-ins; the JobSet is checked against its schema.
 """
@@ -25,7 +25,7 @@ _SCHEMA = json.loads(
   pathlib.Path(__file__).with_name("jobset_schema.json").read_text()
 )
 
-# Writes down what it was told, in place of optax-dist.
+# Stands in for optax-dist, and records its arguments and variables.
 _RECORD = """\
 #!{python}
 import json, os, signal, sys, time
@@ -136,7 +136,7 @@ def _start(place, *arguments, **variables):
 
 
 def _told(place):
-  """What the stand-ins of optax-dist were given, in the order of their start."""
+  """Arguments and variables of the stand-ins of optax-dist, in order of their start."""
   return [
     json.loads(path.read_text()) for path in sorted(place.glob("told-*.json"))
   ]

@@ -1,4 +1,4 @@
-"""What benchmarks, pictures, examples and pages use of the package exists."""
+"""Names that benchmarks, pictures, examples and pages use exist in the package."""
 
 import ast
 import importlib

@@ -92,7 +92,7 @@ def test_every_row_has_a_program():
   named = set().union(*(_names(row[0]) for row in rows)) - {"l2"}
   assert len(rows) > 45
   assert named - set(_WITH_TESTS) <= options | classes
-  # What nothing names any more has no place in the list.
+  # Each entry of the list is still used.
   assert set(_WITH_TESTS) <= named
 
 

@@ -4,12 +4,12 @@ import time
 
 
 def until(ready, told=lambda: "it did not come in time", seconds=180.0):
-  """Waits until `ready()` is true; returns what it is.
+  """Waits until `ready()` is true; returns its value.
 
   Args:
-    ready: what is asked again and again.
-    told: what the error says, if it is still not true after so long.
-    seconds: how long.
+    ready: the condition, which is polled.
+    told: returns the text of the error after the time limit.
+    seconds: the time limit.
   """
   end = time.monotonic() + seconds
   while not (result := ready()):

@@ -1,4 +1,4 @@
-"""What gradients that are not finite cost: the replica that has them, not others."""
+"""Nonfinite gradients cost their own replica samples, and no other replica."""
 
 from optax_dist import ledger
 from optax_dist.ledger import spans as sp

@@ -1,4 +1,4 @@
-"""What a ledger may lease, and what is left, against counting one by one."""
+"""Leases and remaining samples of a ledger, against counting one by one."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The sum of a step is one tree, whoever adds up which of its slots."""
+"""The sum of a step is one tree, whichever replica adds up which slots."""
 
 import random
 
@@ -32,7 +32,7 @@ def add(rows, texts, wanted):
 
 
 def sum_of(own, count, rng):
-  """What a replica has that adds its slots one by one, in any order."""
+  """The nodes of a replica that adds its slots one by one, in any order."""
   slots = list(own)
   rng.shuffle(slots)
   spans, texts = (), []

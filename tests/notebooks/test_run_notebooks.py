@@ -1,4 +1,4 @@
-"""Each notebook, executed from a clean kernel, as one who opens it would.
+"""Each notebook, executed from a clean kernel, as by a reader.
 
 Needs the extra ``[docs]``: skipped where nbclient is not installed.
 """

@@ -1,4 +1,4 @@
-"""What may be a learning rate; test_every_argument.py has what may not."""
+"""Valid learning rates; test_every_argument.py has invalid ones."""
 
 import every_optimizer
 import jax

@@ -80,7 +80,7 @@ def in_order(records: Iterable[dict[str, Any]]) -> list[str]:
 def nobody_removed(
   reports: Iterable[tuple[int, int, dict[str, Any]]],
 ) -> list[str]:
-  """Checks that nobody who lived had to join again; see `check`."""
+  """Checks that no live replica had to join again; see `check`."""
   return [
     f"replica {replica} was removed although it lived"
     for replica, _, seen in reports

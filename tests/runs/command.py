@@ -1,4 +1,4 @@
-"""What commands that run seeds with real processes have in common."""
+"""The common part of commands that run seeds with real processes."""
 
 from __future__ import annotations
 

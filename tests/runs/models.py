@@ -1,4 +1,4 @@
-"""What the processes of a run train."""
+"""Models that the processes of a run train."""
 
 from __future__ import annotations
 

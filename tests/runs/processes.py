@@ -367,7 +367,7 @@ class Processes:
       self._stopped.append((until, member))
 
   def tell_to_finish(self) -> None:
-    """Has all end the run after their next steps, also who starts from now on."""
+    """Has all replicas end the run after their next steps, and later ones too."""
     self._finishing = self.may_end = True
     self.tell(do="finish")
 
@@ -488,7 +488,7 @@ class Processes:
       self.problems.append(f"{member} has left processes")
 
   def reports(self) -> list[tuple[int, int, dict[str, Any]]]:
-    """What replicas have seen that came to the end, for `checks.check`."""
+    """The reports of replicas that reached the end, for `checks.check`."""
     return [
       # Of a replica of several processes, fingerprints are of shards.
       (m.replica, m.incarnation, m.result | {"prints": {}})
@@ -506,7 +506,7 @@ class Processes:
 
 
 def prints(members: Iterable[Member]) -> dict[tuple[int, int], list[str]]:
-  """By rank and step, the fingerprints that processes had, those that died too.
+  """By rank and step, the fingerprints of all processes, dead ones included.
 
   Processes of one rank hold the same.
   """

@@ -1,4 +1,4 @@
-"""A process that takes part in a run, and what it is told."""
+"""A process that takes part in a run, and its settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GO_ON, _FINISH, _LEAVE = range(3)
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """What a process is told when it starts.
+  """The settings of a process.
 
   Attributes:
     model: makes what it trains; a function that can be pickled.
@@ -74,7 +74,7 @@ class Job:
 
 
 def main(channel: workers.Channel, job: Job) -> None:
-  """Trains until told to finish, and reports its observations."""
+  """Trains until it is to finish, and reports its observations."""
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(message)s"
   )

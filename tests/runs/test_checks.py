@@ -126,7 +126,7 @@ def test_each_violation_is_noticed(how, words):
 
 
 def test_run_ended_by_a_new_incarnation_is_valid():
-  """What its predecessor computed is nobody's to report any more."""
+  """No process can report gradients of a dead predecessor."""
   records, reports = _good()
   records[2]["members"][1]["batches"] = "[[1, 7, 0]]"
   replica, _, seen = reports[1]

@@ -138,7 +138,7 @@ def test_recording_needs_a_replica():
 
 @pytest.mark.parametrize("text", ["lognormal:1000,1", "gamma:1e-300,1"])
 def test_times_beyond_all_numbers_are_refused(text):
-  """They would be infinite, or 0 for ever."""
+  """They would be infinite, or always 0."""
   latency = simulate.parse_latency(text)
   strategy = simulate.sync_replicas(1)
   for call in (

@@ -32,7 +32,7 @@ from tests.simulation.world import (
 
 # Processes of each replica.
 SIZE = 2
-# What a training loop is told; the others look at as many as process 0.
+# Events of a training loop; the other processes read as many as process 0.
 _TOLD = {
   fx.Publish,
   fx.Restore,
@@ -148,7 +148,7 @@ class GroupWorld(World):
       super().next_gradient(process)
 
   def act(self, process: Any, what: str, *how: str) -> None:
-    """Process 0's training loop decides by what it was told so far."""
+    """Process 0's training loop decides by the events it has had so far."""
     self.looks[process.name, process.calls] = (what, *how)
     self.input(process, commands.Advance(process.calls, process.told))
     process.calls += 1
@@ -269,7 +269,7 @@ class GroupChecker(Checker):
     progress.append(effect)
     if not process.rank:
       super().progressed(process, effect)
-    # The run may have begun again since process 0 was told.
+    # The run may have begun again since process 0 was notified.
     elif self.progress[process.names[0]][len(progress) - 1] != effect:
       self.fail("A10", f"{process.name} is told another {effect}")
 

@@ -1,4 +1,4 @@
-"""What holds inside the core between two events, though no message shows it."""
+"""Invariants of the core's state between two events, which no message shows."""
 
 from __future__ import annotations
 

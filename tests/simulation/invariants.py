@@ -188,7 +188,7 @@ class Checker:
     self.prints: dict[int, list[_Print]] = collections.defaultdict(list)
     self.found_wrong: dict[str, int] = {}
     self.taken: set[tuple[int, int, str]] = set()
-    # Who has had the mean of which round.
+    # The processes that have had the mean of each round.
     self.means: set[tuple[str, Any]] = set()
     # The attempts whose mean each process has had, if only to read it.
     self.collected: dict[str, set[Any]] = collections.defaultdict(set)
@@ -307,7 +307,7 @@ class Checker:
         self.fail("A20", f"it begins again, and {here} have its state")
       for name in holders:
         away = self.world.now - self.away_since.get(name, math.inf)
-        # Who has left, while others had the state, does not come back.
+        # A replica that left while others had the state does not return.
         process = self.world.by_name[name]
         lives = process.alive and process.index not in self.gone
         if lives and away < TIMEOUT / FASTEST:
@@ -466,7 +466,7 @@ class Checker:
         self.fail("A20", text)
 
   def of_one_job(self, commit: Committed) -> None:
-    """A stranger has taken a step only if most of those that were there are such."""
+    """A replica with another job takes a step only if most callers have that job."""
     names = map(self.processes.get, _members(commit))
     if any(self.world.by_name[name].stranger for name in names):
       now = self.world.begun.get(commit.round, self.world.now)
@@ -718,7 +718,7 @@ class Checker:
     self.wishes.append([process, 0, self.world.now])
 
   def saves(self, coordinator: Any, commit: Committed) -> None:
-    """A wish to save survives the coordinator that it was told to."""
+    """A request to save survives the coordinator that received it."""
     if commit.save or not self.wishes:
       self.wishes.clear()
       return
@@ -786,7 +786,7 @@ class Checker:
   def removed(
     self, coordinator: Any, process: Any, left: bool, reason: str
   ) -> None:
-    """Only who was not heard from is removed."""
+    """Only silent members are removed."""
     self.changed_at = self.world.now
     if left:
       if process.leaves_since == math.inf:
@@ -850,7 +850,7 @@ class Checker:
     )
 
   def all_have_the_state(self, what: str, step: int, since: float) -> None:
-    """Who stays has the state of a step, or was waited for.
+    """Members that stay have the state of a step, or the leaving one has waited.
 
     Args:
       what: what happens, for an error.
@@ -1213,7 +1213,7 @@ class Checker:
     )
 
   def counts(self, process: Any, computed: int, told: Any) -> None:
-    """What a training loop was told of its gradients, all in all."""
+    """All outcomes of a training loop's gradients."""
     counts = dict(told)
     if sum(counts.values()) != computed:
       self.fail(
@@ -1389,7 +1389,7 @@ class Checker:
       return "too many have left"
     there = {p.index for p in living if p.name not in away}
     never = any(way == "never joins" for _, way in setting.bad)
-    # Who never joined is waited for, unless it is known that it has ended.
+    # The run waits for replicas that never joined, unless they are known to have ended.
     lowers = setting.lower_on_loss and (bool(self.world.absent) or not never)
     needs_all = not setting.window and setting.needed >= setting.replicas
     if never and needs_all and not lowers:

@@ -107,7 +107,7 @@ def _removed(
 
 
 def _replicas(checker: Any) -> set[int]:
-  """Those that the run has been told of: one more may come."""
+  """Records that the run knows of: one more may follow."""
   others = {process.index for process in checker.world.all}
   return {*range(checker.setting.replicas)} | others
 

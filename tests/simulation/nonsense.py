@@ -1,4 +1,4 @@
-"""What no process should send: it is refused or ignored, and changes nothing."""
+"""Messages that no process should send: they are refused or ignored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _to_coordinator(r: random.Random) -> tuple[msg.Message, ...]:
 
 
 def _to_members() -> tuple[msg.Message, ...]:
-  """What only a coordinator may say; from another process it is refused."""
+  """Messages that only a coordinator may send; from others they are refused."""
   return (
     msg.Dropped(0, "stale", 1),
     msg.RequestGradients(-1, 7, ()),

@@ -65,7 +65,7 @@ class Outage:
 
 
 class OnlyHolder:
-  """Schedules in which whoever has the only state is away for a while."""
+  """Schedules in which the replica with the only state is away for a while."""
 
   run = staticmethod(faults.run)
 

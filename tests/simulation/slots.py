@@ -36,13 +36,13 @@ def schedule(seed: int, steps: int = 0) -> faults.Schedule:
     starts=(),
     data=data,
     compute=tuple(
-      # Who hangs does so with a slot.
+      # A hanging replica has a slot.
       seconds if seconds >= TIMEOUT else seconds / slots
       for seconds in result.setting.compute
     ),
   )
   struck = result.faults
-  # Who hangs can't decide who is wrong, and the others wait for that.
+  # A hanging replica can't decide which one is wrong, and the others wait for it.
   hangs = any(seconds >= TIMEOUT for seconds in setting.compute)
   if data.audit and r.random() < 0.5 and not hangs:
     fault = (r.random() * slots * 0.05, "wrong gradients", (r.randrange(2),))

@@ -1,4 +1,4 @@
-"""What runs nothing says so."""
+"""A command that would run nothing is an error."""
 
 import pytest
 

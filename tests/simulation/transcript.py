@@ -1,4 +1,4 @@
-"""What happened in a simulated run, one line for each thing that matters."""
+"""A simulated run as text, one line for each event that matters."""
 
 from __future__ import annotations
 

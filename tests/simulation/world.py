@@ -465,11 +465,11 @@ class World:
     self.heap: list[tuple[float, int, Callable[..., None], Any]] = []
     self.all: list[Process] = []
     self.by_name: dict[str, Process] = {}
-    # What outlives a coordinator.
+    # State that outlives a coordinator.
     self.log: list[Record] = []
-    # Who was stopped or busy, or couldn't reach whom, and from when to when.
+    # Stopped or busy processes and cut connections, from when to when.
     self.absences: list[tuple[tuple[str, ...], float, float]] = []
-    # When the coordinator has told members of a round.
+    # When the coordinator announced a round to its members.
     self.begun: dict[RoundId, float] = {}
     # Those that somebody could not complete.
     self.failed: set[RoundId] = set()
@@ -541,7 +541,7 @@ class World:
         return
 
   def say(self, text: str) -> None:
-    """Adds an event to the trace, as whoever mends the core needs it."""
+    """Adds an event to the trace, which helps to mend the core."""
     if self.trace is not None:
       self.trace.append(f"{self.now:9.4f}  {text}")
 
@@ -600,7 +600,7 @@ class World:
     return chief
 
   def launched(self) -> ins.Received:
-    """What the launcher says of those that have ended before they joined."""
+    """The launcher's report of replicas that have ended before they joined."""
     host = msg.Host("", 0, "", "the launcher", ended=self.absent)
     return ins.Received("launcher", host)
 
@@ -845,7 +845,7 @@ class World:
       action(*args)
 
   def strike_at_the_end(self) -> None:
-    """Kills who is to die while the coordinator has yet to learn of the end."""
+    """Kills the processes that are to die before the coordinator learns of the end."""
     for process in self.all:
       if process.alive and process.dies_at_the_end:
         self.at(self.now, self.kill, process)
@@ -958,7 +958,7 @@ class World:
     self.at(time, self.deliver, connection, process, other, item)
 
   def echo(self, process: Process) -> None:
-    """Sends again what it has told the coordinator, as long as that is the same."""
+    """Sends its messages again, as long as the coordinator is the same."""
     self.tell(f"{process.name} repeats itself")
     said, process.said = process.said[-6:], []
     for connection, item in said:

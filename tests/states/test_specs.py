@@ -141,7 +141,7 @@ def _own(spec):
 
 
 class TestParamSpecs:
-  """What mirrors a parameter is sharded as it is."""
+  """State shaped like a parameter is sharded like it."""
 
   def test_specs_of_sync_replicas_follow_the_parameters(self):
     tx = optax_dist.sync_replicas(

@@ -1,4 +1,4 @@
-"""What the page for TensorFlow's users says to write gives TensorFlow's numbers.
+"""Chains on the page for TensorFlow's users have TensorFlow's numbers.
 
 The page's blocks run one after the other, as a reader would run them, and what they
 define is used here. `golden/tensorflow1/cross_shard.json` has what scripts with a
@@ -40,7 +40,7 @@ def _case(name, what="w"):
 
 @pytest.fixture(scope="module")
 def page():
-  """What the page's blocks have defined, after all of them."""
+  """The names that the page's blocks define."""
   return porting_page.blocks()[-1][1]
 
 

@@ -1,4 +1,4 @@
-"""What all replicas share is equal on all of them, or the step is refused by name."""
+"""Shared state is equal on all replicas, or the step is refused by name."""
 
 import every_optimizer
 import jax

@@ -1,4 +1,4 @@
-"""What all transforms that wrap another one refuse, pass on and keep."""
+"""Arguments and types that all wrapping transforms refuse, pass on and keep."""
 
 import every_transform
 import jax

@@ -1,4 +1,4 @@
-"""One replica that is not finite must not spoil the others: all that exchange."""
+"""A nonfinite replica must not spoil the others in any exchange."""
 
 import every_transform
 import jax

@@ -68,7 +68,7 @@ def test_multi_steps_accumulates_local_gradients(map_name, sync):
 
 @jax.numpy_dtype_promotion("standard")
 def test_parameters_keep_their_types():
-  """Also those that are neither a dict nor a list."""
+  """Also containers that are neither a dict nor a list."""
   adam = optax.chain(optax_dist.cross_shard(maps.AXIS), optax.adam(0.1))
   tx = optax_dist.per_replica(
     optax.MultiSteps(adam, 2), maps.AXIS, "acc_grads", num_replicas=N

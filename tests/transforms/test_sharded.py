@@ -368,7 +368,7 @@ def _starting(start):
 
 
 class TestRefused:
-  """What is not element by element, by name."""
+  """Transforms that are not elementwise are refused by name."""
 
   @jax.numpy_dtype_promotion("standard")
   @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ class TestRefused:
     ],
   )
   def test_state_that_starts_from_other_elements_is_refused(self, start):
-    """Each replica would start from those of its own part."""
+    """Each replica would start from elements of its own shard."""
     tx = optax_dist.sharded(_starting(start), maps.AXIS, num_replicas=N)
     with pytest.raises(ValueError, match="can't be sharded: _starting mixes"):
       tx.init(PARAMS)

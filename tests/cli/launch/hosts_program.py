@@ -11,7 +11,7 @@ from optax_dist import coordinator
 
 
 def main():
-  """Trains to a step: with another size, or a cause to end, where told."""
+  """Trains to a step; options choose another size, or a way to fail."""
   steps, *wrong = sys.argv[1:]
   number = os.environ["OPTAX_DIST_REPLICA"]
   options = dict(text.split("=") for text in wrong)

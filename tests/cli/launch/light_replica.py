@@ -1,4 +1,4 @@
-"""A replica that hardly needs more than Python, and does as it is told."""
+"""A replica that hardly needs more than Python; its arguments say what it does."""
 
 import os
 import pathlib
@@ -31,7 +31,7 @@ def _hear(number, frame):
 
 
 def _end_together(sign, died):
-  """The others are there until the one that died is, too."""
+  """Waits until the replica that died has started again."""
   if died:
     pathlib.Path(sign).touch()
   while not os.path.exists(sign):

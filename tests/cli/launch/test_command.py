@@ -48,7 +48,7 @@ def test_replicas_get_their_numbers_in_the_environment(tmp_path, capfd):
     number, rest, variables = re.fullmatch(
       r"\[replica (\d)\] (\[.*?\]) (.*)", line
     ).groups()
-    # What stands after the script is the script's.
+    # Arguments after the script are the script's.
     assert rest == "['--replicas', 'mine']"
     result[int(number)] = dict(ast.literal_eval(variables))
   assert sorted(result) == [0, 1, 2]
@@ -238,7 +238,7 @@ def test_journal_records_how_each_process_ended(tmp_path, capfd):
   flags = ("--replicas", 2, "--output", path.parent, "--resume", *_ELSEWHERE)
   assert _launch(*flags, _LIGHT, "killed-twice", tmp_path / "sign") == 0
   _, *processes = run_journals.whole(path)
-  # Each start after the first is told of, and whoever joins.
+  # The journal has each start after the first, and each join.
   result = [(p["replica"], p["ended"]) for p in processes]
   killed = (0, "was ended by SIGKILL")
   assert result[:4] == [killed, (0, None)] * 2
@@ -289,7 +289,7 @@ def test_error_of_a_late_rejoin_fails_the_job(capfd):
 
 
 def test_exit_codes_are_known_although_sigchld_is_ignored(capfd):
-  """Whoever starts the command may ignore it, for all that it starts."""
+  """A parent process may ignore SIGCHLD, and its children inherit that."""
   before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
   try:
     assert _launch(*_ELSEWHERE, _LIGHT, "fail", 0) == 9
@@ -411,7 +411,7 @@ def test_signal_ends_a_launcher_that_waits_for_its_coordinator(monkeypatch):
 
 
 def _printing(what, folder):
-  """Two replicas that do this without end, and leave a file when they are told to."""
+  """Two replicas that do this endlessly, and leave a file on SIGTERM."""
   leaves = 'trap "touch $0/left-$OPTAX_DIST_REPLICA; exit" TERM'
   script = f"{leaves}; while :; do {what}; done"
   return "--replicas", "2", *_ELSEWHERE, "--", "sh", "-c", script, str(folder)
@@ -576,7 +576,7 @@ def test_output_folder_with_an_undecodable_name_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "coordinator.log"])
 def test_output_folder_that_contains_a_pipe_is_refused(tmp_path, capsys, name):
-  """Whoever opened it would wait for somebody who reads it."""
+  """A process that opens the pipe would wait for a reader."""
   os.mkfifo(tmp_path / name)
   assert _launch("--output", tmp_path, _LIGHT) == 2
   error = capsys.readouterr().err

@@ -118,7 +118,7 @@ def test_log_and_journal_deleted_during_a_run_are_rewritten(start, tmp_path):
   first, *others = run_journals.whole(output / "journal.jsonl")
   commits = [line["step"] for line in others if line["kind"] == "commit"]
   assert commits == list(range(first["step"], steps))
-  # Nobody had to join again.
+  # No replica had to join again.
   assert not [line for line in others if line["kind"] == "lost"]
 
 

@@ -26,7 +26,7 @@ def _without_job_variables(monkeypatch):
 
 
 def _launch(capfd, tmp_path, flags, *ending):
-  """Its exit code, its own lines, and those of the replicas."""
+  """Returns the launcher's exit code, its own lines, and all output."""
   code = main.main(["launch", *flags, _PROGRAM, str(tmp_path), *ending])
   out, err = capfd.readouterr()
   said = [line for line in err.splitlines() if line.startswith("[launch] ")]
@@ -50,7 +50,7 @@ def test_replica_that_dies_before_it_joins_counts_as_lost(capfd, tmp_path, how):
 def test_replica_that_never_joins_is_named_and_does_not_block_the_others(
   capfd, tmp_path, monkeypatch
 ):
-  """Its process lives, as one that hangs in its imports; steps need one alone."""
+  """Its process is alive, as if its imports hang; a step needs one replica."""
   monkeypatch.setenv("ENDING_TIMEOUT", "30")
   code, said, text = _launch(capfd, tmp_path, _ONE, "1", "imports", "hangs")
   assert code == 0
@@ -162,7 +162,7 @@ def test_replica_ends_if_one_of_its_processes_fails_before_joining(
 def test_slow_exit_after_an_error_during_the_run_does_not_fail_the_job(
   capfd, tmp_path
 ):
-  """Whoever needs seconds to end is lost to the run as others are."""
+  """A replica whose process takes seconds to exit counts as lost all the same."""
   code, said, _ = _launch(
     capfd, tmp_path, _ONE, "1", "run", "raises-and-is-slow"
   )
@@ -195,7 +195,7 @@ def test_evaluation_that_checks_for_preemption_ends_in_time(capfd, tmp_path):
 def test_waiting_replica_leaves_within_its_grace_period(
   capfd, tmp_path, processes
 ):
-  """All of its processes do so together, whoever needs them."""
+  """All processes of the replica leave together."""
   flags = ("--replicas", "2", "--processes-per-replica", str(processes))
   flags += ("--grace", "10")
   code, said, text = _launch(capfd, tmp_path, flags, "1", "waits", "0")

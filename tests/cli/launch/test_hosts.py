@@ -104,7 +104,7 @@ def test_launcher_with_another_secret_ends_at_once(job):
 
 
 def test_run_does_not_wait_for_a_host_whose_replica_never_joins(job):
-  """Its process dies in its imports; the other host is told, and goes on."""
+  """Its process dies in its imports; the other host is notified, and continues."""
   flags = ("--min-replicas", 1, "--restarts", 0)
   dead = job.launch(1, "dies=1", flags=flags)
   # For longer than a launcher waits for news before it gives a replica up.

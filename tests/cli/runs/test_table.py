@@ -11,7 +11,7 @@ from optax_dist.coordinator import journal
 
 @pytest.fixture(autouse=True)
 def stopped_clock(monkeypatch):
-  """What is shown follows the clock."""
+  """Stops the clock that the table reads."""
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
 
 

@@ -81,7 +81,7 @@ def test_resumed_run_is_drawn_from_its_last_start():
   # The time from the last step of the former run to this one's first is none.
   assert state["steps"] == []
   assert [span["end"] for span in state["spans"]] == [8.0, 8.5]
-  # What happened before is still told.
+  # Earlier events are still listed.
   assert [event["text"] for event in state["events"]] == ["run started"]
   shown.update([_commit(3, 9.5)])
   assert shown.state()["steps"] == [(9.5, 0.5)]

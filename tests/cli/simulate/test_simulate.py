@@ -77,7 +77,7 @@ def test_journal_is_predicted_within_ten_percent(tmp_path, capsys):
   ],
 )
 def test_prediction_has_the_failures_of_the_simulation(tmp_path, capsys, more):
-  """Neither those of the journal, nor an estimate of a rate that is given."""
+  """The journal's failures are not used, nor is a given rate estimated."""
   path = _recorded(
     tmp_path / "run.jsonl",
     steps=600,

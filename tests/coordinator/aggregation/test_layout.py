@@ -50,7 +50,7 @@ def test_slices_cover_every_byte_once(drawn, kind, parts):
       assert chunk.bytes.stop <= last - first
     assert counted == stop - start
   assert covered.max(initial=1) == 1
-  # What no slice has is what fills a group up to a multiple of 64 bytes.
+  # Bytes outside of all slices pad a group to a multiple of 64 bytes.
   assert (covered == 0).sum() < 64 * (len(layout.groups) + 1)
 
 

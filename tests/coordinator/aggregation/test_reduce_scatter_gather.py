@@ -265,7 +265,7 @@ def test_member_with_an_invalid_address_is_reported_as_failed():
 
 
 def test_a_failure_does_not_blame_waiting_members():
-  """One that has failed keeps its transfers up until the coordinator has decided."""
+  """A failed member keeps its transfers until the coordinator has decided."""
   group = DtypeBuffer(3)
   group.begin(0)
   group.begin(2)

@@ -1,4 +1,4 @@
-"""A replica that computes other bits is refused, and told why."""
+"""A replica that computes other bits is refused with the reason."""
 
 import os
 import subprocess

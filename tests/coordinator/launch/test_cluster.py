@@ -90,7 +90,7 @@ def test_malformed_scheduler_variables_are_named(monkeypatch, odd):
   _set(monkeypatch, _SLURM | odd)
   with pytest.raises(ValueError, match="JAX can't read this scheduler's"):
     cluster.detect()
-  # Nobody looks at them where all is given.
+  # They are not read if all arguments are given.
   assert cluster.detect("h:1", 2, 1) == ("h:1", 2, 1)
 
 

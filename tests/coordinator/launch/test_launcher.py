@@ -99,7 +99,7 @@ def test_standbys_start_one_after_another(tmp_path):
 
 
 def test_a_run_whose_parameters_are_lost_begins_again(tmp_path):
-  """Nobody else had joined when the only replica was killed."""
+  """No other replica had joined when the only member was killed."""
   lines = []
   made = _launcher(tmp_path, f"alone {tmp_path}", lines.append, restarts=1)
   assert made.run() == 0

@@ -75,7 +75,7 @@ def test_replica_that_failed_restarts_after_a_delay():
   assert made.ended(5.0, 0, 1, "failed") == []
   [given_up] = made.ended(5.5, 1, 1, "failed")
   assert given_up.reason.startswith("No replica is left: replica 0 failed")
-  # None has joined: it would end in the same way from any checkpoint.
+  # No replica has joined: the job would fail in the same way from any checkpoint.
   assert given_up.reason.endswith(
     "Correct that, and start this launcher again."
   )
@@ -92,7 +92,7 @@ def test_all_killed_replicas_restart():
     made.joined(1.0, replica)
   assert made.ended(2.0, 0, -9) == [sup.StartReplica(0, 1)]
   assert made.ended(2.0, 1, -9) == [sup.StartReplica(1, 1)]
-  # One that has left does not count.
+  # A replica that has left does not count.
   made = _Made(2)
   made.leave(0, 1.0)
   assert made.ended(2.0, 1, -9) == [sup.StartReplica(1, 1)]
@@ -115,7 +115,7 @@ def test_no_replica_starts_after_the_run_and_late_ones_are_killed():
   assert made.said[-1] == late
   assert made.tick(99.0) == []
   assert made.ended(6.2, 0, 0) == []
-  # One that took part, and fails afterwards, is the job's failure.
+  # A member that fails after the run fails the job.
   assert made.ended(6.3, 1, 7, "failed") == [sup.JobEnded(7)]
   assert made.said[-1] == "replica 1 failed"
 
@@ -132,7 +132,7 @@ def test_killed_replicas_restart_for_another_run():
   again = [sup.StartReplica(1, 1), sup.StartReplica(2, 1)]
   assert made.joined(4.0, 0, "b") == again
   assert not made.machine.over
-  # What one that comes again tells of the first run is no end of the other one.
+  # A late report on the first run does not end the second.
   made.machine.failed(1, "it has ended", "missed")
   assert made.finished(5.0, "a") == []
   assert not made.machine.over
@@ -147,7 +147,7 @@ def test_job_ends_with_the_last_of_its_concurrent_runs():
       made.joined(1.0, replica, run)
   assert made.finished(2.0, "a", by=(0, 1)) == []
   assert made.ended(3.0, 1, -9) == [sup.StartReplica(1, 1)]
-  # Whoever leaves one is in the other one still.
+  # A replica that leaves one run is still in the other.
   assert not made.machine.over
   made.machine.left(0, "b")
   made.finished(4.0, "b")

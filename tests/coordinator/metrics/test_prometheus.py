@@ -34,7 +34,7 @@ def parsed(values):
 
 
 def of_journal(path):
-  """What Prometheus reads of the run in a journal."""
+  """Returns the metrics of the run in a journal, as Prometheus reads them."""
   numbers = RunNumbers()
   numbers.update(journal_tail.Tail(path).read())
   return parsed(numbers.metrics())

@@ -138,7 +138,7 @@ def test_trouble_names_the_missing_replica(tmp_path, monkeypatch):
       run_journals.commit(written, step, 0, 1, 2, at=1.0 + step)
     numbers = run_numbers.RunNumbers()
     numbers.update(journal.read(path).records, age=25.0)
-    # Nobody is blamed before it is known who is missing.
+    # No replica is named before the missing ones are known.
     assert numbers.trouble() == "No step for 25.0 s."
     missing = {"computing": [2], "reporting": [], "absent": []}
     written.write("stall", step=3, waited=10.0, missing=missing, time=13.0)
@@ -147,7 +147,7 @@ def test_trouble_names_the_missing_replica(tmp_path, monkeypatch):
 
 
 def test_dead_job_is_distinguished_from_one_that_waits(monkeypatch):
-  """Its launcher was killed: nobody writes any more who is missing."""
+  """Its launcher was killed: no process records missing replicas any more."""
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
   numbers = run_journals.numbers_of(
     {"kind": "run", "time": 0.0, "step": 0, "unix_time": 1000.0},
@@ -159,7 +159,7 @@ def test_dead_job_is_distinguished_from_one_that_waits(monkeypatch):
   assert result["commit_age_seconds",] == pytest.approx(77.0)
   assert result["journal_age_seconds",] == pytest.approx(77.0)
   assert numbers.trouble().startswith("Nothing was written for 77.0 s")
-  # A stall goes on without a line of it.
+  # A stall continues without further records.
   stall = _record("stall", 90.0, step=20, waited=13.0, missing={"absent": [1]})
   numbers.update([stall])
   monkeypatch.setattr(time, "monotonic", lambda: 1097.0)

@@ -1,4 +1,4 @@
-"""A coordinator and clients in one room: what they say is written down, in order.
+"""A coordinator and clients in one room, with a transcript of their messages.
 
 There is no network, and no time passes by itself. Messages arrive at once, but for
 those of a process that is held. A script's lines are commands:
@@ -56,7 +56,7 @@ from optax_dist.coordinator.protocol.entries import (
 from optax_dist.coordinator.protocol.history import History
 
 _CHIEF = "coordinator"
-# What a reader of a transcript does not need.
+# Effects and fields that a reader of a transcript does not need.
 _UNTOLD = (fx.WriteJournal, fx.UseRun, fx.Connect, fx.Release, fx.Apply)
 _LEFT_OUT = frozenset(
   {
@@ -110,7 +110,7 @@ def short(value: Any) -> str:
 
 
 class Room:
-  """What is in the room, and what was written down of it."""
+  """The processes in the room, and the transcript of the last command."""
 
   def __init__(self) -> None:
     self.now = 0.0
@@ -207,7 +207,7 @@ class Room:
     self.launch(ended_members=(name,))
 
   def launch(self, **said: Any) -> None:
-    """What the launcher of the only host says."""
+    """A report of the launcher of the only host."""
     host = msg.Host("", 0, "", "the launcher", **said)
     self.give(_CHIEF, ins.Received("launcher", host))
 

@@ -1,4 +1,4 @@
-"""What the numbers of a configuration mean to the quorum and to who waits."""
+"""How the numbers of a configuration affect the quorum and waits."""
 
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import Job, Rules

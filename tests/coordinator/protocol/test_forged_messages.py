@@ -76,7 +76,7 @@ def received(message):
 
 
 class World:
-  """A coordinator, its members "a" and "b", and what they were told."""
+  """A coordinator, its members "a" and "b", and the messages they received."""
 
   def __init__(self, kind: str):
     rules, others = KINDS[kind]
@@ -149,7 +149,7 @@ class World:
     )
 
   def take_step(self, peer: str) -> None:
-    """A member does what it is told, until a step is taken."""
+    """A member answers the coordinator until a step is taken."""
     for _ in range(self.job.rules.replicas_to_aggregate):
       self.say(peer, self.gradient(peer))
       for to, message in list(self.told):
@@ -199,7 +199,7 @@ def test_malformed_message_costs_only_its_sender(kind):
       world.give(ins.PeerLost("b", "broken", "it has ended"))
       history = world.core.history
       if history.ended is not None:
-        # Who may take part may end the run.
+        # Any member may end the run.
         assert isinstance(
           message, messages.Finish | messages.Fingerprint | messages.Host
         ), message

@@ -1,4 +1,4 @@
-"""What a replica keeps of a run that goes on without it."""
+"""The memory of a replica while a run continues without it."""
 
 from optax_dist.coordinator.protocol import inputs as ins
 from tests.coordinator.protocol.room import room_after

@@ -61,7 +61,7 @@ def test_deadline_is_generous_before_enough_was_seen():
   assert seen.deadline == 60.0
   seen.add(0.1)
   assert 0.25 <= seen.deadline <= 0.27
-  # What took longer than that makes it more generous still.
+  # A longer observation makes the deadline more generous still.
   slow = liveness.Silence(RULE)
   slow.add(100.0)
   assert 250.0 <= slow.deadline <= 263.0

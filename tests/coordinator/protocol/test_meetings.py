@@ -1,4 +1,4 @@
-"""Processes of a replica find each other: whoever comes, goes, or dies."""
+"""Processes of a replica find each other while others come, go, or die."""
 
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.coordinator.meetings import Meetings
@@ -7,7 +7,7 @@ PLACE = "10.0.0.1:29500"
 
 
 class Replica:
-  """What each process was told last."""
+  """The last message to each process."""
 
   def __init__(self, count=2):
     self.meetings, self.count, self.told = Meetings(), count, {}

@@ -1,4 +1,4 @@
-"""What a replica requests is done once, whatever it hears of it."""
+"""A request of a replica is executed once, whichever answers it receives."""
 
 from optax_dist.coordinator.protocol.history import RECENT
 from tests.coordinator.protocol.room import room_after

@@ -117,7 +117,7 @@ def make(
 
 
 def to_step(target: int) -> Callable[[Replica, Result], None]:
-  """What a replica does that trains until this global step."""
+  """Returns a training loop that ends at this global step."""
 
   def train(replica: Replica, result: Result) -> None:
     while replica.global_step < target:

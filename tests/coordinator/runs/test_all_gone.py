@@ -43,7 +43,7 @@ def _die_after(world, steps):
 def test_run_begins_again_from_the_state_that_a_replica_brings(
   steps, has_checkpoint
 ):
-  """Nobody has that of the last step any more."""
+  """No replica has the state of the last step any more."""
   world, result = runs.endpoint.World(), runs.Result()
   params, opt_state, step = _die_after(world, steps)
   assert step >= steps

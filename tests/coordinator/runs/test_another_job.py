@@ -1,4 +1,4 @@
-"""Replicas whose jobs differ: the run has that of most, and names who differs."""
+"""Replicas with different jobs: the run has the job of most, and names the others."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from optax_dist.coordinator.errors import JoinRefused
 
 
 def test_first_replica_with_a_differing_job_takes_no_step_alone(caplog):
-  """Though it is enough for one: another one that is there does not agree."""
+  """A step needs only one replica, but another that has called does not agree."""
   world, results = runs.endpoint.World(), [runs.Result() for _ in range(3)]
   is_there, others_are_there = threading.Event(), threading.Event()
 

@@ -27,7 +27,7 @@ from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
 SECRET = "a secret of enough bytes"
-# Nobody waits so long: of what is told at once a test sees that it is.
+# Longer than any test waits: an error that comes at once is not a timeout.
 PATIENT = {
   "timeout": 300.0,
   "transfer_timeout": 100.0,
@@ -47,7 +47,7 @@ def server_address(tmp_path_factory):
 
 @pytest.fixture
 def job(server_address):
-  """What to join a run of a test's own by."""
+  """The options by which to join a run of its own."""
   return {
     "coordinator_address": server_address,
     "run": secrets.token_hex(8),
@@ -58,7 +58,7 @@ def job(server_address):
 
 
 class Loop(threading.Thread):
-  """A replica that trains until it is told to stop."""
+  """A replica that trains until it is stopped."""
 
   def __init__(self, number, options, act=lambda replica, step: None):
     super().__init__(daemon=True)
@@ -77,7 +77,7 @@ class Loop(threading.Thread):
           self.act(self.replica, self.step)
           self.replica.step(jax.tree.map(jnp.ones_like, self.replica.params))
           self.step = self.replica.global_step
-        # A last one that leaves would wait for those that were lost.
+        # If it left, the last replica would wait for lost ones.
         self.replica.finish()
     except BaseException as error:
       self.error = error
@@ -156,7 +156,7 @@ def test_a_malformed_message_is_refused_and_counted(job, caplog):
 
 
 def _forged(replica):
-  """What only a coordinator may say, of a run that goes on."""
+  """Messages that only a coordinator may send, for a running run."""
   core = replica._participant.driver._core
   epoch, step = core._known.epoch, core._known.read
   round_ = entries.RoundId(epoch, step, 0)

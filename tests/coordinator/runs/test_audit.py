@@ -18,7 +18,7 @@ GRADIENT = jax.jit(jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)))
 def run(
   replicas, wrong, journal, audit=1.0, inline_bytes=1 << 16, bad_at_first=None
 ):
-  """What each replica ends with; one of them flips a bit from step 2 on.
+  """Returns the final parameters; one replica flips a bit from step 2 on.
 
   The others are slow until its training has ended, so that it finds the run
   when it tries to join again. Before they begin, one may have had three gradients
@@ -95,7 +95,7 @@ def test_a_replica_whose_gradients_are_wrong_is_evicted(tmp_path, inline_bytes):
   digests = evidence["digests"]
   assert len(set(digests.values())) == 2
   assert digests["0"] == digests["2"] != digests["1"]
-  # None of its gradients counts: they end as one replica alone does.
+  # Its gradients do not count: the result is that of a single replica.
   assert sorted(ends) == [0, 2]
   for end in ends.values():
     assert end.tobytes() == right[0].tobytes()

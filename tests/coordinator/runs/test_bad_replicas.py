@@ -1,4 +1,4 @@
-"""What one replica does wrong takes no sample and no step from the others.
+"""A faulty replica costs the others no sample and no step.
 
 And a run whose gradients are never finite ends, with an error that says so.
 """
@@ -272,7 +272,7 @@ def test_another_thread_ends_a_replica_that_waits_in_a_step(call):
 
 
 def test_run_ends_at_once_if_an_embedded_replica_fails_that_it_needs(tmp_path):
-  """Nobody takes its place: the others would wait for `timeout`."""
+  """No other process takes its place: the others would wait for `timeout`."""
 
   def train(replica):
     while True:

@@ -40,7 +40,7 @@ def test_run_continues_after_a_cut_of_three_seconds(tmp_path):
   patient = {"silence_timeout": 60.0, "transfer_timeout": 60.0}
   with between_hosts.Run(tmp_path, 2, timeout=480.0, **patient) as run:
     result = run.cut("two replicas", 3.0, both=True)
-    # It stood still, and goes on; on a busy machine not at once, but long before
+    # The run stood still, and continues; on a busy machine not at once, but long before
     # anybody would be given up.
     assert result.stall > 2.0
     assert result.back < 30.0

@@ -17,7 +17,7 @@ from optax_dist.coordinator.server import process
 from optax_dist.coordinator.transport import addresses, tls
 
 SECRET = "a secret of enough bytes"
-# Nobody waits so long: of what is told at once a test sees that it is.
+# Longer than any test waits: an error that comes at once is not a timeout.
 PATIENT = {
   "timeout": 300.0,
   "transfer_timeout": 100.0,

@@ -31,7 +31,7 @@ _TIMEOUT = 120.0
 
 
 class Place:
-  """Where the coordinator of a test is, and what its replicas are told."""
+  """The coordinator's address, log and journal, and options of its replicas."""
 
   def __init__(self, folder: pathlib.Path):
     (self.port,) = addresses.free_ports()
@@ -93,7 +93,7 @@ def place(tmp_path, monkeypatch):
 
 
 class Loop(threading.Thread):
-  """A replica that trains until all are told to finish."""
+  """A replica that trains until all are to finish."""
 
   def __init__(self, number, place, ending, **options):
     super().__init__(daemon=True)
@@ -139,7 +139,7 @@ def _finish(place, loops, ending):
   assert [(loop.error, loop.is_alive()) for loop in loops] == [
     (None, False)
   ] * len(loops)
-  # It is written once all have been told.
+  # The coordinator writes it once all replicas are notified.
   until(lambda: "finish" in {r["kind"] for r in place.records()})
   result = journal.read(place.journal)
   assert not result.problems
@@ -188,7 +188,7 @@ def test_a_coordinator_that_is_killed_is_started_again(place, inline_bytes):
   (end,) = [r for r in records if r["kind"] == "finish"]
   accepted = sum(len(loop.seen["accepted"]) for loop in loops)
   assert end["ledger"]["applied"] == accepted
-  # One may submit while the other one finishes.
+  # A replica may submit while the other finishes.
   assert {*end["ledger"]["dropped"]} <= {"finished"}
 
 
@@ -207,7 +207,7 @@ def test_last_journal_line_counts_gradients_of_all_coordinators(
 
   loops[1].gradient = once
   until(lambda: loops[1].seen["reasons"])
-  # What was dropped is in the log with the commit after it.
+  # The log has a dropped gradient with the next commit.
   _wait(loops)
   place.kill()
   _wait(loops)
@@ -217,7 +217,7 @@ def test_last_journal_line_counts_gradients_of_all_coordinators(
   assert end["ledger"]["applied"] == accepted
   dropped = dict(end["ledger"]["dropped"])
   reasons = [r["reason"] for r in records if r["kind"] == "drop"]
-  # One may submit while the other one finishes.
+  # A replica may submit while the other finishes.
   finished = dropped.pop("finished", 0)
   assert finished <= 1
   assert dropped == {"non_finite": 1}
@@ -284,7 +284,7 @@ def test_journal_records_the_end_of_the_run_once(place):
 
 
 def test_stopped_coordinator_is_not_replaced_and_continues(place):
-  """Nobody has replaced it: two of them at once would be worse than a pause."""
+  """The replicas do not replace it: two coordinators would be worse than a pause."""
   loops, ending = _begin(place, 2, silence_timeout=1.0)
   _wait(loops)
   pid = place.pid()

@@ -21,7 +21,7 @@ PARAMS = jnp.zeros(4)
 
 
 class Inbox:
-  """What was committed, as the replicas are told."""
+  """The committed samples, as the replicas report them."""
 
   def __init__(self, data):
     self.data = data

@@ -22,7 +22,7 @@ PHASES = (
 
 @pytest.fixture(scope="module")
 def hangs():
-  """By phase: whether one of two has hung there, and what the other was told.
+  """By phase: whether a replica has hung there, and the error of the other.
 
   All at once: their deadlines are beyond what a busy machine delays.
   """

@@ -1,4 +1,4 @@
-"""Parameters do not depend on who computes, how many they are, and who is lost."""
+"""Parameters do not depend on which and how many replicas compute, or are lost."""
 
 import functools
 import itertools
@@ -135,7 +135,7 @@ def test_a_replica_lost_in_the_middle_of_a_step_changes_nothing(
   replicas, wire, inline
 ):
   world, data, struck = runs.endpoint.World(), batches(), threading.Event()
-  # One that joins late on a busy machine would find the run at its end.
+  # A replica that joins late on a busy machine would find the run at its end.
   together = threading.Barrier(replicas)
 
   def lost(replica, result):
@@ -242,7 +242,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zeros_in_any_run(tmp_path):
 
 
 def test_zeros_are_those_of_a_replica_that_has_finite_gradients_too(tmp_path):
-  """Many at once don't make it one that only ever has these."""
+  """Many nonfinite slots at once do not make the replica untrusted."""
   path, dropped = tmp_path / "journal.jsonl", threading.Event()
 
   def run(replica):

@@ -1,4 +1,4 @@
-"""Two replicas of two processes, each process on a host of its own.
+"""Two replicas of two processes each, every process on its own host.
 
 Whoever starts a process knows only its own host: what ends is started again there,
 and the processes of a replica find each other through the coordinator.
@@ -56,7 +56,7 @@ def test_replicas_over_two_hosts_outlive_their_processes_and_coordinator(
     before = lives(1)
     wait_for(0, 1, more=20)
     assert lives(1) == before  # Nobody has ended with it.
-    # Whoever can't be heard is lost with its replica; once it can, both are back.
+    # A silent process is lost with its replica; once it is heard, both join again.
     hosts.vanish(3)
     wait_for(0)
     run.wait(lambda: lives(1)[0] > before[0], "the other one does not end")

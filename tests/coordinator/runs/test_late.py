@@ -1,4 +1,4 @@
-"""One that is behind, or was passed over, does not hold up anybody, itself included."""
+"""A late replica blocks neither the others nor itself."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from optax_dist.coordinator import strategies
 @pytest.mark.parametrize("behind", [2, 5, 12])
 def test_a_replica_a_few_steps_behind_catches_up_at_once(behind):
   released, caught_up = threading.Event(), threading.Event()
-  # Nothing that it might wait for comes about in the time of this test.
+  # Longer than this test: no wait ends by a deadline.
   slow = {"timeout": 300.0, "transfer_timeout": 100.0, "silence_timeout": 100.0}
 
   def train(replica, result):

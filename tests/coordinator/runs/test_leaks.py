@@ -51,7 +51,7 @@ def _settled(most, seconds=60.0):
 def test_rejoins_leave_no_descriptor_and_no_thread(
   rejoins, inline_bytes, steps
 ):
-  """One stays for all steps; the other leaves, or raises, and joins again."""
+  """One replica stays for all steps; the other leaves, or raises, and joins again."""
   with process.start(_SECRET.encode(), port=0) as made:
     options = {
       "coordinator_address": made.address,

@@ -28,7 +28,7 @@ _compiled = {}
 
 
 def strategy(**options):
-  """One that is compiled once, for there are many runs."""
+  """Returns a strategy that is compiled once, for many runs."""
   options = {"fragments": 2, "period": 6, "overlap": 2} | options
   # With less momentum, so that it does not swing in a few rounds.
   options.setdefault("outer_optimizer", OUTER)
@@ -103,7 +103,7 @@ def test_three_learners_train_to_the_same_end(inline, tmp_path):
   assert np.abs(np.asarray(results[0].params["b"]) - 2.0).max() < 1.5
   for result in results:
     count = sum(bool(o.members) for o in result.outcomes)
-    # The latest may be told by the end of the run.
+    # The last outcome may come with the end of the run.
     assert count <= result.counts["applied"] <= count + 1
 
 

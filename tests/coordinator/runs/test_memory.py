@@ -1,4 +1,4 @@
-"""What a replica takes of its host's memory, between hosts."""
+"""The memory of a replica that exchanges between hosts."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""A replica that is back holds up nobody until its first gradient is there."""
+"""A replica that joins again blocks no step before its first gradient."""
 
 import threading
 import time
@@ -55,7 +55,7 @@ def test_newcomer_that_has_compiled_contributes_to_the_next_step(
   amid.set()
   runs.finish([*threads, runs.start(again, come_back, results[3])])
   assert [r.error for r in results[:2] + results[3:]] == [None] * 3
-  # What it has computed is in a step at once.
+  # Its first gradient is in a step at once.
   assert results[3].value.members == (0, 1, 2)
   assert results[3].counts == {"applied": 1, "stale": 1}
 
@@ -76,7 +76,7 @@ _KINDS = {
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_first_gradient_of_a_newcomer_does_not_block_the_others(kind):
-  # Nothing that they might wait for comes about in the time of this test.
+  # Longer than this test: no wait ends by a deadline.
   slow = {"timeout": 300.0, "transfer_timeout": 100.0, "silence_timeout": 100.0}
   options = {"k": 3, "n": 3, "quorum": {"lower_on_loss": True}}
   options |= slow | _KINDS[kind]

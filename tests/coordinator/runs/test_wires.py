@@ -1,4 +1,4 @@
-"""What travels in a run: numbers in 8 bits, and no byte too many."""
+"""The bytes of a run: numbers in 8 bits, and no more bytes than necessary."""
 
 import threading
 
@@ -113,7 +113,7 @@ def test_bytes_are_counted_and_are_the_fewest_there_can_be():
 
   def train(replica, result):
     before = replica.stats()["bytes_in"]
-    # What three had begun would be begun anew when the fourth joins.
+    # A round of three replicas would begin anew when the fourth joins.
     together.wait()
     for _ in range(steps):
       if replica.replica == 3:

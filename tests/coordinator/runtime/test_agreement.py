@@ -154,13 +154,13 @@ def _end(results, *some):
   threads = []
   for one, result in zip(some, results, strict=True):
     threads.append(runs.start(one, runs.to_step(3), result))
-    time.sleep(0.3)  # The first comes first.
+    time.sleep(0.3)  # So that the first replica calls first.
   runs.finish(threads)
   return [type(result.error) for result in results]
 
 
 def test_replica_that_differs_from_the_majority_is_refused(caplog, tmp_path):
-  """Not the one that comes first: it is named, and ends at once."""
+  """The first replica differs: it is named, and ends at once."""
   options = {"k": 3, "n": 3}
   results = [runs.Result() for _ in range(4)]
   with endpoint.World() as world:
@@ -247,12 +247,12 @@ def test_another_version_of_a_package_is_refused_by_name(
     words = rf"its version of {name}: it has '9\.9\.9', the job '0\."
     with pytest.raises(coordinator.JoinRefused, match=words):
       other.start()
-    # Those that are there go on.
+    # The members continue.
     assert first.step(runs.PARAMS).accepted
 
 
 def test_another_version_of_optax_may_join(monkeypatch):
-  """What its optimizer computes is compared, and not what it is called."""
+  """The comparison is of what the optimizer computes, not of its name."""
   world = endpoint.World()
   with runs.make(world, 0, k=1, n=2).start() as first:
     monkeypatch.setattr(optax, "__version__", "9.9.9")

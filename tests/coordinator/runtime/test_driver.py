@@ -107,7 +107,7 @@ def test_an_error_names_the_peer_that_could_not_be_reached(driven):
 
 @pytest.mark.parametrize("how", ["broken", "unreachable", "left"])
 def test_a_coordinator_that_has_died_is_started_again(world, how):
-  """Not one that says goodbye: the job is over then."""
+  """A coordinator that says goodbye is not restarted: the job is over."""
   started = []
   place = dataclasses.replace(
     world.connect("0"), restart=lambda: started.append(how)
@@ -130,7 +130,7 @@ def test_driver_reports_what_the_core_waits_for(driven):
 
 
 def test_passed_deadline_does_not_keep_the_driver_from_polling(driven):
-  """What would end the core's wait is among the events to poll."""
+  """The event that ends the core's wait may be among those to poll."""
   one, core = driven
   core.deadline = lambda: 0.0
   one._run_pending()

@@ -92,7 +92,7 @@ def test_new_coordinator_records_a_gap_for_steps_it_no_longer_has(tmp_path):
 
 
 def _written(path):
-  """The steps of all lines, even of one that a reader leaves out."""
+  """Returns the steps of all lines, even of lines that a reader skips."""
   result = [journal.parse(x)[0] for x in path.read_bytes().splitlines()]
   return [r["step"] for r in result if r and r["kind"] == "commit"]
 
@@ -161,7 +161,7 @@ def test_opening_the_journal_is_retried(tmp_path, caplog):
   lines.write(_commit(4))
   assert caplog.text.count("training goes on without it") == 1
   path.parent.mkdir()
-  # Meanwhile another coordinator has written what this one was told of.
+  # Meanwhile another coordinator has written the first of these records.
   with journal.Journal(path) as other:
     other.write("run", strategy="s", step=3)
     fields = msgspec.to_builtins(_commit(3))

@@ -76,7 +76,7 @@ def test_a_folder_for_temporary_files_that_can_not_be_written_is_named(
   assert main.main(["launch", "--replicas", "1", "--", "true"]) == 1
   assert "can't be written: Its name is not in UTF-8" in capsys.readouterr().err
   monkeypatch.setenv("TMPDIR", str(gone))
-  # One that has a log of its own does without.
+  # A coordinator with an explicit log does not need the folder.
   log = tmp_path / "log"
   with process.start(_SECRET.encode(), port=0, log=log) as place:
     assert place.address
@@ -86,7 +86,7 @@ def test_a_folder_for_temporary_files_that_can_not_be_written_is_named(
 def test_a_folder_for_temporary_files_that_others_own_is_named(
   tmp_path, monkeypatch
 ):
-  """They could exchange the log, or put a link to a file of this user there."""
+  """Another user could replace the log, or put a link to a file of this user there."""
   monkeypatch.setenv("TMPDIR", str(tmp_path))
   (port,) = addresses.free_ports()
   log, mine = process.default_log(port), tmp_path / "mine"
@@ -97,7 +97,7 @@ def test_a_folder_for_temporary_files_that_others_own_is_named(
   os.chown(log.parent, 12345, 12345)
   with pytest.raises(RuntimeError, match="belongs to another user"):
     process.start(_SECRET.encode(), port=port)
-  # One that has a log of its own looks whether there is an old one.
+  # A coordinator with an explicit log looks for an old one.
   with process.start(_SECRET.encode(), port=port, log=tmp_path / "log"):
     pass
   job = ("--node-rank", "0", "--address", f"127.0.0.1:{port}", "--", "true")

@@ -53,7 +53,7 @@ def test_draining_waits_for_the_last_member(tmp_path):
 
 
 def test_coordinator_hosts_several_runs_in_succession(tmp_path):
-  """It holds no file of one that nobody has any more."""
+  """It closes the files of a run without members."""
   with process.start(SECRET, port=0, log=tmp_path / "log") as place:
     files = lambda: len(os.listdir(f"/proc/{place.process.pid}/fd"))
     before = files()
@@ -65,7 +65,7 @@ def test_coordinator_hosts_several_runs_in_succession(tmp_path):
         replica.finish()
       waiting.until(lambda: files() == before)
       assert "finish" in journal.read_text()
-    # What is not over goes on, though nobody is there.
+    # An unfinished run is kept, though it has no members.
     with contextlib.suppress(ZeroDivisionError), join(place, run="not over"):
       raise ZeroDivisionError
     assert files() > before

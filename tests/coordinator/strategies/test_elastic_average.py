@@ -22,7 +22,7 @@ def away(strategy, params=OWN):
 
 @pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
 def test_replicas_exchange_on_their_own_clocks(inline, tmp_path):
-  """In few steps: who is far behind on a busy machine gets a snapshot instead."""
+  """In few steps, since a replica far behind on a busy machine gets a snapshot."""
   path = tmp_path / "run.jsonl"
   strategy = strategies.elastic_average(
     moving_rate=RATE, communication_period=PERIOD

@@ -23,7 +23,7 @@ def steps():
 
 
 def test_a_rejected_change_is_sent_again_unchanged(steps):
-  """Another step would be one that the exchange's period doesn't have."""
+  """Another local step would exceed the communication period."""
   local = steps.local(_SHARED)
   for _ in range(2):
     first, local = steps.contribute(_SHARED, local, jnp.ones(2))

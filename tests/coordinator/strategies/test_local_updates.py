@@ -66,7 +66,7 @@ def test_late_local_updates_begin_again():
 
 
 def test_replica_that_joins_amid_a_round_counts_by_its_steps():
-  """One has taken 2 of 6 steps, so its change counts by a third."""
+  """Replica 1 has taken 2 of 6 steps, so its change has the weight 1/3."""
   strategy = strategies.local_updates(communication_period=6)
   ones = jnp.ones(3)
 

@@ -80,7 +80,7 @@ def test_handlers_of_the_program_are_left_in_place():
 
 @pytest.mark.parametrize(("mode", "grace"), [("leave", 60.0), ("save", 0.0)])
 def test_replica_that_only_abandons_gradients_leaves_on_sigterm(mode, grace):
-  """As one that is too slow for each step: `if is_stale: abandon(); continue`."""
+  """A replica that is too slow for every step: `if is_stale: abandon(); continue`."""
   one = runs.make(endpoint.World(), 0, k=1, n=1)
   made = preemption.Preemption(mode, grace)
   one.heed(made)
@@ -92,7 +92,7 @@ def test_replica_that_only_abandons_gradients_leaves_on_sigterm(mode, grace):
 
 
 def test_waiting_replica_leaves_after_half_of_the_grace_period():
-  """They take longer than its scheduler leaves it."""
+  """The others take longer than the grace period of its scheduler."""
   left = threading.Event()
 
   def train(replica):
@@ -117,7 +117,7 @@ def test_waiting_replica_leaves_after_half_of_the_grace_period():
 
 
 def test_replica_whose_coordinator_is_gone_leaves_before_it_is_killed(caplog):
-  """Nobody confirms it, and its program may save what it has."""
+  """No coordinator confirms its departure, and its program may save its state."""
   place = process.start(_SECRET.encode())
   with coordinator.join(
     optax.sgd(0.1),
@@ -188,7 +188,7 @@ def test_preempted_replica_leaves_without_losing_a_gradient(mode, tmp_path):
   assert seen[0][-1].finished
   assert any(outcome.save for outcome in seen[0]) == (mode == "save")
   assert any(outcome.save for outcome in seen[1]) == (mode == "save")
-  # What counted for it is what the other one saw it take part in.
+  # Its accepted gradients are in the steps that the other replica saw.
   joint = [o.global_step for o in seen[1] if o.members == (0, 1)]
   assert len(joint) == len(seen[0])
   assert seen[1][-1].global_step >= 30
@@ -198,7 +198,7 @@ def test_preempted_replica_leaves_without_losing_a_gradient(mode, tmp_path):
 def test_a_preempted_replica_that_waits_for_admission_ends_at_once(
   dropped, monkeypatch, caplog
 ):
-  """Nobody answers, and it would wait for its timeout."""
+  """No coordinator answers, and the replica would wait for its timeout."""
   before = runs.coordinator_threads(timeout=0.0)
   original = driver.Driver.start
 

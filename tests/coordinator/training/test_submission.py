@@ -1,4 +1,4 @@
-"""What a replica sums and submits; the simulation has all orders of events."""
+"""Sums and submissions of a replica; the simulation has all orders of events."""
 
 import types
 
@@ -132,7 +132,7 @@ def test_a_late_gradient_is_reported_without_its_numbers(abandoned):
 def test_stale_gradient_is_followed_by_a_wait_for_newer_parameters(
   admitted_again,
 ):
-  """Or until it is admitted again, with those of then."""
+  """Or until it is admitted again, with the parameters of that time."""
   seen = FakeInbox()
   submission = begin(seen)
   give(submission, seen)

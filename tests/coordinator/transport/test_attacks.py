@@ -43,7 +43,7 @@ def attacked(world):
 
 
 def _strangers(transport):
-  """Connections that were accepted, and of which nobody knows who it is."""
+  """Accepted connections that have not authenticated."""
   return [link for link in transport._connections._links if link.is_stranger]
 
 

@@ -13,7 +13,7 @@ _MINE = socket.gethostname()
 
 
 class _Network:
-  """What names mean, and the addresses from which this host reaches others."""
+  """Fakes name resolution, and the addresses from which this host reaches others."""
 
   def __init__(self, names, sources):
     self._names, self._sources = names, sources

@@ -1,4 +1,4 @@
-"""Sessions come and go: what is told of transfers, and what stays mapped."""
+"""Sessions come and go: events of their transfers, and memory that stays mapped."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_a_peer_that_does_not_read_is_lost_and_the_others_receive(connect):
   assert not a.send("b", [b"it is lost by now"])
   assert a.send("c", [bytes(500)])
   events = a.poll(0)
-  # Its transfers fail first: whoever reads of the loss has no open ones.
+  # Its transfers fail first: none is open once the loss is reported.
   kinds = [type(event).__name__ for event in events]
   assert kinds == ["ArrayFailed", "ArrayFailed", "PeerLost"]
   assert {event.peer for event in events} == {"b"}

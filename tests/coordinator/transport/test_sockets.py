@@ -29,7 +29,7 @@ from tests.coordinator.transport import worlds
 _PATIENT = interface.Limits(
   heartbeat=0.1, silence=interface.fixed(200), connect=100, handshake=100
 )
-# With these, only one that is silent is; of a virtual clock, which is quicker.
+# With these, only silent peers are lost; by a virtual clock, which is quicker.
 _SILENCE = 60.0
 _LOSES = dataclasses.replace(
   _PATIENT, heartbeat=1.0, silence=interface.fixed(_SILENCE)
@@ -64,7 +64,7 @@ def limits():
 
 @pytest.fixture
 def clock():
-  """What makes the clock of a test; the real one if none."""
+  """A factory for the clock of a test; None for the real one."""
   return None
 
 
@@ -141,7 +141,7 @@ def test_silence_limit_of_a_peer_is_learned(tcp):
   a, b = tcp.pair()
   (link,) = a._connections._links
   silences = link.memory.silences
-  # It is not heard at first, and that is borne.
+  # The peer is silent at first, within its limit.
   tcp.all.pop("b")
   # At the last check, which leaves out how long this process stood still.
   tcp.run_until(lambda: link.memory.quiet > 2 * _SILENCE)
@@ -154,7 +154,7 @@ def test_silence_limit_of_a_peer_is_learned(tcp):
   tcp.all.pop("b")
   tcp.wait_for("a", interface.PeerLost)
   assert worlds.lost(tcp, "a") == ["silent"]
-  # An outage is no usual gap: the next one is borne no longer.
+  # An outage is no usual gap: it does not raise the limit.
   assert silences.count <= count + 1
   assert silences.deadline < 2 * _LEARNS.floor
   b.close()
@@ -187,13 +187,13 @@ def test_a_slow_transfer_is_not_stuck(through_proxy):
 
 @_loses_the_silent
 def test_peer_that_stays_silent_after_a_pause_is_lost_in_time(tcp):
-  """It would be borne for as long as the absence was, once more."""
+  """The pause must not extend the silence limit of the peer."""
   a, b = tcp.pair()
   (link,) = a._connections._links
   b.send("a", [b"before"])
   b.poll(0)
   tcp.clock.advance(5 * _LOSES.heartbeat)
-  # What came in between is read before the absence is known.
+  # Bytes from before the pause are read before the pause is noticed.
   assert [e.payload for e in a.poll(0)] == [b"before"]
   assert link.last_read <= a.now()
   tcp.all.pop("b")
@@ -428,7 +428,7 @@ def test_ports_can_be_chosen():
   "told", ["node-1\n", "node 1", "a,b", "node-1:", "node-1:x", "[::1]"]
 )
 def test_an_invalid_advertised_address_is_refused(told):
-  """It failed in the others, which were told it."""
+  """Other processes, which receive the address, failed on it."""
   with pytest.raises(ValueError, match="advertise must be a host"):
     sockets.Transport(
       "a", bind="127.0.0.1", ports=[0], secret=b"x" * 16, advertise=told

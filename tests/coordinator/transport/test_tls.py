@@ -108,7 +108,7 @@ _NO_CLIENT = "its extended key usage does not allow this side of a connection"
 def test_peers_name_a_certificate_that_became_invalid_during_the_run(
   authority, world, monkeypatch, options, accepts, dials
 ):
-  """What an own certificate is refused for when it is read may also come later."""
+  """A certificate may become invalid after it was read."""
   # As if it had been good when it was read.
   monkeypatch.setattr(tls, "_handshake", lambda server, client: (None, None))
   good, bad = authority.issue("good"), authority.issue("bad", **options)

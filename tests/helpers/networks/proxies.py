@@ -11,7 +11,7 @@ _LONGEST = 0.3
 
 
 class Direction:
-  """What happens to all that goes one way.
+  """How one direction treats its bytes.
 
   Attributes:
     rate: bytes a second; None: as fast as it goes.

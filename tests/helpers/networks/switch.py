@@ -31,7 +31,7 @@ DEVICE = "wire"
 
 @dataclasses.dataclass
 class Link:
-  """What a host's way out is like.
+  """The properties of a host's link.
 
   Attributes:
     delay: seconds that a packet takes.

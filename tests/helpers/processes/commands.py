@@ -30,7 +30,7 @@ def starting(folder: pathlib.Path):
           [sys.executable, "-m", "optax_dist", *map(str, arguments)],
           stdout=out,
           stderr=subprocess.STDOUT,
-          # A key that is encrypted asks whoever is there.
+          # An encrypted key would prompt for its pass phrase.
           stdin=subprocess.DEVNULL,
           env=environment | variables,
           cwd=folder,
@@ -47,7 +47,7 @@ def starting(folder: pathlib.Path):
 
 
 def refused_by_etcd(url: str, secret: str = SECRET) -> str:
-  """What a coordinator says that can't have the lease, and ends at once."""
+  """Returns the error of a coordinator that cannot have the lease, and ends at once."""
   notified = {process.STORE_VARIABLE: url, process.SECRET_VARIABLE: secret}
   ended = subprocess.run(
     [sys.executable, "-m", "optax_dist", "coordinator"],

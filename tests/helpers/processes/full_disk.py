@@ -1,4 +1,4 @@
-"""A disk that is full, for this process and those that it starts."""
+"""A full disk, for this process and its children."""
 
 import contextlib
 import os

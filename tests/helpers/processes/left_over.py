@@ -8,7 +8,7 @@ import waiting
 
 
 def is_running(pid):
-  """Whether there is such a process, other than one that was not waited for."""
+  """Whether a process runs; zombies do not count."""
   fields = _fields(pid)
   return fields is not None and fields[0] != "Z"
 
@@ -20,9 +20,9 @@ def wait_for_end(*pids):
 
 
 def started_by(parent):
-  """The command lines of the processes that one has started, by number.
+  """The command lines of the child processes of a process, by number.
 
-  One that ends while it is looked at is left out.
+  Processes that end meanwhile are left out.
   """
   result = {}
   for pid, fields in _every().items():
@@ -33,7 +33,7 @@ def started_by(parent):
 
 
 def groups(pid):
-  """The process groups of all that stems from a process, its own left out."""
+  """The process groups of the descendants of a process, without its own."""
   every = _every()
   result, parents = set(), {pid}
   for _ in range(4):
@@ -45,14 +45,14 @@ def groups(pid):
 
 
 def has_group(group):
-  """Whether any process of the group is left, other than ones to be waited for."""
+  """Whether any process of the group runs; zombies do not count."""
   return any(
     int(fields[2]) == group and fields[0] != "Z" for fields in _every().values()
   )
 
 
 def _every():
-  """What `_fields` says of every process, by number."""
+  """The `_fields` of every process, by number."""
   every = {
     int(name): _fields(name) for name in os.listdir("/proc") if name.isdecimal()
   }

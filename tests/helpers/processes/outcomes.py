@@ -1,10 +1,10 @@
-"""What a training loop is told of its gradients, for `tests.runs.checks`."""
+"""The outcomes of a training loop's gradients, for `tests.runs.checks`."""
 
 from typing import Any
 
 
 def none_yet() -> dict[str, Any]:
-  """What `note` adds to, and ``calls``, the numbers of all gradients."""
+  """A record that `note` extends; ``calls`` are the numbers of all gradients."""
   return {
     "calls": [],
     "accepted": [],

@@ -92,7 +92,7 @@ def _program(inner, lr, size, needed, sparse, averages, dtype):
 
 
 class Order:
-  """TensorFlow's order of events: who pushes at which step, and who waits.
+  """TensorFlow's order of events: which worker pushes at which step, and which waits.
 
   A step takes gradients of its own step or later ones, and gives each replica a
   token of the next one; the tokens wait in a queue for whoever dequeues first.

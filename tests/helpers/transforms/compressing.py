@@ -1,4 +1,4 @@
-"""What is received of an array that is sent in fewer bytes."""
+"""The received value of an array that is sent in fewer bytes."""
 
 import functools
 
@@ -15,5 +15,5 @@ def _receiver(method):
 
 
 def received(method, x, num_updates=0):
-  """What a single replica gets of an update, after some others."""
+  """The update that a single replica receives after some others."""
   return _receiver(method)(x[None], num_updates)[0]

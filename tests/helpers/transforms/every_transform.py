@@ -7,7 +7,7 @@ import optax_dist
 
 
 def _with_outer(transform):
-  """A transform whose outer optimizer is plain, unless it is told another."""
+  """A transform with a plain outer optimizer, unless another is given."""
 
   def make(inner, *args, outer=None, **kwargs):
     return transform(inner, outer or optax.sgd(1.0), *args, **kwargs)

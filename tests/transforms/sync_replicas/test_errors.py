@@ -132,7 +132,7 @@ def test_all_arrive_takes_no_mask():
 
 
 def test_all_arrive_takes_no_sparse_gradient():
-  """One with more rows than free slots was lost, and yet counted."""
+  """A gradient with more rows than free slots was lost, and yet counted."""
   make = functools.partial(
     optax_dist.sync_replicas,
     optax_dist.optimizers.gradient_descent(1.0),

@@ -1,4 +1,4 @@
-"""What is rounded, and where: never before or in a sum."""
+"""Rounding: never before or in a sum."""
 
 import jax
 import jax.numpy as jnp

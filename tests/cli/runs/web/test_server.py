@@ -41,7 +41,7 @@ def job(tmp_path_factory):
       time.sleep(0.002)
 
   with runs.Faults({("computing", 2, 4): runs.kill}) as faults:
-    # None is lost that is only slow.
+    # No replica is lost because it is slow.
     options = {"journal": path, "silence_timeout": 30.0}
     replicas = [runs.make(world, i, k=2, n=3, **options) for i in range(3)]
     threads = [
@@ -116,7 +116,7 @@ def test_server_has_one_read_only_page(page):
   assert (status, body) == (200, b"")
   assert "default-src 'none'" in headers["Content-Security-Policy"]
   text = get(page.url)[2].decode()
-  # What begins with http is the name of SVG alone: no other host is asked.
+  # The only URL is the namespace of SVG: the page loads nothing from other hosts.
   assert set(re.findall(r"https?://[^\"']+", text)) == {
     "http://www.w3.org/2000/svg"
   }
@@ -175,7 +175,7 @@ def test_each_page_beyond_loopback_has_its_own_token(tmp_path, monkeypatch):
       assert get(page.url)[0] == 200
       assert get(f"{bare}state.json?token={token}")[0] == 200
       assert get(page.url + "0")[0] == get(page.url[:-1])[0] == 403
-      # Its name may be any: who has the token may see it.
+      # The host name may be any: a client with the token may read the page.
       assert get(page.url, host="a.host.example")[0] == 200
   finally:
     for page in pages:

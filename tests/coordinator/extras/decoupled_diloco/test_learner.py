@@ -143,7 +143,7 @@ def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
   assert notified[:4] == (True, "", 1, (0, 1))
   assert notified.committed == 1
   assert driven.counts == {"applied": 1}
-  # It is told once; the next turn is for the other fragment.
+  # The merge is reported once; the next turn is for the other fragment.
   assert driven.step().members == ()
   assert WORK.decode(driven.given[1].work).steps == 8
   assert driven.given[1].batches == f"[{','.join(['null'] * 6)}]"

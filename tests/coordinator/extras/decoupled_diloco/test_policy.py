@@ -250,7 +250,7 @@ def test_contribution_before_its_turn_waits_at_most_the_timeout():
   passes(driven, 10.0 + timeout / 2)
   called = [to for to, m in driven.sent if isinstance(m, msg.Call)]
   assert called == ["p1", "p2"]
-  # Nobody comes: it says so in time, and whom it has waited for.
+  # No other contributes: the error comes in time, and names the missing replicas.
   passes(driven, 10.0 + timeout - 0.1)
   assert not ends(driven)
   passes(driven, 10.0 + timeout)

@@ -118,7 +118,7 @@ def test_rounds_are_merged_and_mixed_as_the_rules_say(rule):
     )
     close(shared.params, center)
     assert int(shared.opt_state.round) == round_ + 1
-    # They train on, and mix what has come with what they have by now.
+    # They train on, and mix the merge with their parameters of that time.
     locals_ = [
       trained(strategy, local, 2, seed=10 * round_ + i)
       for i, (_, local) in enumerate(contribution)
@@ -183,7 +183,7 @@ def test_merge_without_a_learner_postpones_its_turn():
 
 
 def test_progress_is_counted_from_the_shared_parameters():
-  """What others have merged meanwhile is not applied a second time."""
+  """Merges of other learners are not applied twice."""
   strategy, shared = made(merge="mean", fragments=1, period=2)
   local = trained(strategy, strategy.local(shared), 2)
   contribution, _ = give(strategy, shared, local)

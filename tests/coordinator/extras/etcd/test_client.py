@@ -1,4 +1,4 @@
-"""The client on real servers: they ask who it is, encrypt, and die."""
+"""The client on real servers, which authenticate, encrypt, and die."""
 
 import etcd_cluster
 import pytest

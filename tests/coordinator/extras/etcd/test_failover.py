@@ -89,7 +89,7 @@ def _join(url, number=0, secret=SECRET):
 
 
 class _Replicas:
-  """Two replicas, in threads, that train until they are told to end."""
+  """Two replicas, in threads, that train until `end`."""
 
   def __init__(self, url):
     self.steps, self.found, self.errors = [0, 0], {}, []
@@ -229,7 +229,7 @@ def test_a_key_without_a_value_is_named(cluster, url):
     f"etcd's key {key!r} has a value that no process"
     in commands.refused_by_etcd(url, SECRET)
   )
-  # No waiting helps: whoever wrote it does not know the secret.
+  # Waiting does not help: its writer does not know the secret.
   with pytest.raises(
     coordinator.JoinRefused, match="no process of this job wrote"
   ):

@@ -40,7 +40,7 @@ def gradient(params, batch):
 
 
 class Gatherer:
-  """What `process_allgather` is between processes."""
+  """Stands in for `process_allgather`, between threads."""
 
   def __init__(self, count):
     self.texts = [""] * count
@@ -132,7 +132,7 @@ def to_step(target):
 
 
 def check_equal(job, steps):
-  """Like holds what like holds, and processes are told the same."""
+  """Processes of equal rank hold the same, and all have the same outcomes."""
   assert not job.errors, job.errors
   for step in steps:
     for process in range(SIZE):

@@ -15,7 +15,7 @@ def test_collectives_use_the_address_that_reaches_the_others(monkeypatch):
 def test_process_0_is_where_the_others_reach_its_transport(monkeypatch):
   here = jax_program._meeting_address("unix:3f9a")
   assert here.startswith("127.0.0.1:")
-  # None that some connection may have by the time that it listens there.
+  # No port that a connection could have by the time that it listens there.
   assert int(here.rpartition(":")[2]) < 29_000
   monkeypatch.setattr(addresses, "is_loopback", lambda host: False)
   far = jax_program._meeting_address("127.0.0.3:29400,unix:3f9a")

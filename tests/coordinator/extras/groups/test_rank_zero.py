@@ -14,7 +14,7 @@ READY = msg.SubmitGradient(0, 1, 0, 1, True, b"", "[7]", 0.5)
 
 
 class Core:
-  """Answers inputs as it was told; keeps what it was given."""
+  """A core that returns prepared effects, and keeps its inputs."""
 
   def __init__(self):
     self.given, self.answers = [], []
@@ -50,7 +50,7 @@ class Replica:
     return self.give(ins.Received(f"a{rank}", what))
 
   def want(self, *effects):
-    """What is wanted if these are the core's effects."""
+    """The effects of `RankZero` if these are the core's."""
     self.core.answers = list(effects)
     return self.give(ins.TimePassed())
 

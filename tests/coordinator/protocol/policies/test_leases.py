@@ -41,7 +41,7 @@ class Step:
     return leases
 
   def bring(self, member, now, spans=None):
-    """A member has computed what it was told to, and asks for more."""
+    """A member has computed its slots, and asks for more."""
     self.lends.now = now
     spans = self.leases[member] if spans is None else spans
     message = arrive(spans, sp.size(spans))
@@ -133,7 +133,7 @@ def test_only_slot_of_a_hanging_member_is_repeated():
 
 
 def test_zeros_that_are_no_longer_needed_do_not_lower_trust():
-  """Who found that a slot is not finite is trusted after another one has, too."""
+  """A replica that found a nonfinite slot is trusted once another agrees."""
   step = Step(0, 1, slots=2)
   (slot,) = step.leases[0]
   work = audit.pack(slot[0], audit.NOT_FINITE)
