@@ -134,7 +134,7 @@ class Replica:
   @property
   def run_id(self) -> str:
     """Identifies the run: the same for all replicas, and new for each start."""
-    return self._participant.inbox.joined.name
+    return self._participant.inbox.joined.run_id
 
   @property
   def lineage(self) -> Lineage:

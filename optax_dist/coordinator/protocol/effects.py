@@ -40,12 +40,12 @@ class UseRun(Struct):
 
   Attributes:
     nonce: nonce of the run; part of every signature.
-    name: of the run, in checkpoints.
+    run_id: identifies the run; see `entries.run_id`.
     lineage: the runs that it continues.
   """
 
   nonce: str
-  name: str
+  run_id: str
   lineage: Lineage
 
 

@@ -256,9 +256,13 @@ class Job(Struct):
   run: str = ""
 
 
-def run_id(nonce: str) -> str:
-  """The run's public id: a digest, since the nonce itself is part of signatures."""
-  return hashlib.sha256(nonce.encode()).hexdigest()[:12]
+def run_id(nonce: str, beginning: int) -> str:
+  """The public id of a run, from one of its beginnings on.
+
+  It has a digest, since the nonce itself is part of signatures. A run that begins
+  again gets another id, since other steps may have the same numbers.
+  """
+  return f"{hashlib.sha256(nonce.encode()).hexdigest()[:12]}-{beginning}"
 
 
 class Epoch(Struct):

@@ -24,7 +24,6 @@ from optax_dist.coordinator._internal import phases
 from optax_dist.coordinator.aggregation import reducer
 from optax_dist.coordinator.protocol import (
   codec,
-  entries,
   inputs,
   liveness,
   messages,
@@ -309,8 +308,7 @@ class Driver:
   def _use_run(self, effect: fx.UseRun) -> None:
     self._transport.use_run(effect.nonce.encode())
     joined = self.inbox.joined
-    joined.run_id = entries.run_id(effect.nonce)
-    joined.name, joined.lineage = effect.name, effect.lineage
+    joined.run_id, joined.lineage = effect.run_id, effect.lineage
 
   def _publish(self, effect: fx.Publish) -> None:
     self.arrays.publish(effect)

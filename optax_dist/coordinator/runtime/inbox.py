@@ -46,7 +46,6 @@ class Joined:
 
   Attributes:
     run_id: identifies the run; "" until it is known.
-    name: of the run in checkpoints: another one whenever it begins again.
     lineage: the runs that it continues.
     incarnation: of the membership; -1 before the first.
     suspended: whether the replica is currently not a member.
@@ -56,7 +55,6 @@ class Joined:
   """
 
   run_id: str = ""
-  name: str = ""
   lineage: Lineage = ()
   incarnation: int = -1
   suspended: bool = False

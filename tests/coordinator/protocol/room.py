@@ -188,7 +188,8 @@ class Room:
   def do_again(self, name: str) -> None:
     assert self.chief is not None
     history = self.chief.history
-    run, count = run_id(history.nonce), history.next_incarnation
+    run = run_id(history.nonce, history.beginnings)
+    count = history.next_incarnation
     self.begin(name, "the one", tuple((run, i) for i in range(count)))
 
   def do_bring(self, digest: str, step: str) -> None:

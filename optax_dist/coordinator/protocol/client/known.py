@@ -23,6 +23,7 @@ class Known:
     epoch: epoch of the last coordinator that welcomed the replica; -1 for none.
     beginnings: how often the run had begun by then.
     nonce: nonce of that run; "" before.
+    run_id: identifies that run; "" before.
     read: how many committed steps the replica knows of.
     progress: the samples in these steps, if samples are leased.
     lineage: the runs that this run continues.
@@ -43,7 +44,7 @@ class Known:
       out: the list to which effects are appended.
     """
     self._process, self._has_data, self._out = process, has_data, out
-    self.epoch, self.beginnings, self.nonce = -1, 0, ""
+    self.epoch, self.beginnings, self.nonce, self.run_id = -1, 0, "", ""
     self.read, self.progress = start.step, start.progress
     self.lineage = start.lineage
     # The progress at each step from that of the replica's state on.
@@ -64,13 +65,8 @@ class Known:
     """
     progress = self._progress_at.get(step, self.progress)
     digest = f"{self._process} at step {step}"
-    lineage = (*self.lineage, (self._name, step))
+    lineage = (*self.lineage, (self.run_id, step))
     return Start(step, digest, progress, lineage)
-
-  @property
-  def _name(self) -> str:
-    """Another one whenever the run begins, and other steps may have their numbers."""
-    return f"{run_id(self.nonce)}-{self.beginnings}"
 
   def welcomed(self, welcome: Welcome, joins: bool, now: float) -> None:
     """A coordinator has welcomed the replica, and says how far the run is.
@@ -82,12 +78,13 @@ class Known:
     """
     self.epoch, self.beginnings = welcome.epoch, welcome.beginnings
     self.nonce = welcome.nonce
+    self.run_id = run_id(welcome.nonce, welcome.beginnings)
     self.read, self.progress = welcome.step, welcome.progress
     if welcome.anew:
       self._progress_at.clear()  # These were other steps with the same numbers.
     self._progress_at[self.read] = self.progress
     self.lineage = welcome.origin.lineage
-    self._out.append(fx.UseRun(self.nonce, self._name, self.lineage))
+    self._out.append(fx.UseRun(self.nonce, self.run_id, self.lineage))
     if self._has_data:
       self._out.append(fx.Progressed(self.read, self.progress))
     if joins:

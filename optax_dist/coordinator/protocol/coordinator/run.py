@@ -355,9 +355,11 @@ class Run:
 
     This is so when a notebook's cell runs again, which means to start another run.
     """
-    run, count = run_id(self._history.nonce), self._history.next_incarnation
-    known = {(run, number) for number in range(count)}
-    return bool(known) and known <= {*hello.follows}
+    history = self._history
+    ids = {run_id(history.nonce, n + 1) for n in range(history.beginnings)}
+    closed = {incarnation for run, incarnation in hello.follows if run in ids}
+    known = {*range(history.next_incarnation)}
+    return bool(known) and known <= closed
 
   def _is_of_another_history(self, hello: msg.Hello) -> bool:
     """Whether a process has followed steps that are not in this log."""
