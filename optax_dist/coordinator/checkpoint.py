@@ -355,19 +355,15 @@ def _check(
     if wanted and found and not name.startswith("params"):
       same = wanted[0] == found[0]  # `init` may return another dtype.
     if not same:
-      remedy = "Restore it with those it was saved with."
-      if any(key.startswith("inner_state") for key in saved):
-        remedy += (
-          " `opt_state` is what all replicas share: not opt.init(params), but"
-          " outer_optimizer.init(params), or () with elastic averaging."
-        )
       shown = [
         f"{kind[1]}{list(kind[0])}" if kind else "none"
         for kind in (found, wanted)
       ]
       raise ValueError(
         f"The checkpoint {path} is of another model or optimizer: {name} is"
-        f" {shown[0]} there, and {shown[1]} here. {remedy}"
+        f" {shown[0]} there, and {shown[1]} here. Restore it with those it was"
+        " saved with. Where each replica trains locally, `opt_state` is what all share"
+        " (docs/coordinator.md, Each replica's own state)."
       )
 
 

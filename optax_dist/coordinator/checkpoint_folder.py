@@ -256,14 +256,9 @@ def _contents(folder: pathlib.Path) -> list[pathlib.Path]:
   except (FileNotFoundError, NotADirectoryError):
     for path in (folder, *folder.parents):
       if os.path.lexists(path) and not path.is_dir():
-        link = (
-          f"a link to {os.readlink(path)}, which is"
-          if path.is_symlink()
-          else ""
-        )
         raise NotADirectoryError(
-          f"{folder} can't hold checkpoints: {path} is {link or 'there, and is'} no"
-          " folder. Is a file system not mounted?"
+          f"{folder} can't hold checkpoints: {path} is no folder, nor a link to one."
+          " Is a file system not mounted?"
         ) from None
     return []
 

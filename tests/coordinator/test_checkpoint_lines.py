@@ -85,11 +85,11 @@ def test_file_or_broken_link_in_place_of_a_folder_is_an_error(tmp_path, kind):
     there.symlink_to(tmp_path / "not mounted")
   folder = there / "checkpoints" if kind == "link of a parent" else there
   with pytest.raises(
-    NotADirectoryError, match=r"can't hold checkpoints: .*there is"
+    NotADirectoryError, match=r"can't hold checkpoints: .*there is no folder"
   ):
     _found(folder)
   with pytest.raises(
-    NotADirectoryError, match=r"can't hold checkpoints: .*there is"
+    NotADirectoryError, match=r"can't hold checkpoints: .*there is no folder"
   ):
     _train(folder, 20)
 

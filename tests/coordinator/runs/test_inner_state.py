@@ -182,7 +182,7 @@ def test_a_resumed_run_goes_on_with_the_schedule(name, number, tmp_path):
     save, 2, OPT, PARAMS, strategy=strategy, **k
   )[1]
   assert saved == 2 * PERIOD or name == "decoupled"
-  with pytest.raises(ValueError, match=r"all replicas share: not opt\.init"):
+  with pytest.raises(ValueError, match="is what all share"):
     checkpoint.resume(tmp_path, PARAMS, OPT.init(PARAMS))
   result = checkpoint.resume(tmp_path, PARAMS, opt_state_of(name))
   began = coordinator.run_embedded(
