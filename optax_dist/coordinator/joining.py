@@ -422,7 +422,13 @@ def run_embedded(
   k = data_arguments.gradients_per_step(
     data, num_replicas, replicas_to_aggregate, num_replicas, strategy
   )
-  job = _job("run_embedded", opt, strategy, (k, num_replicas), data, **options)
+  each = processes.Processes()
+  each.may_restart = False
+  job = _job(
+    *("run_embedded", opt, strategy, (k, num_replicas), data),
+    processes=each,
+    **options,
+  )
   results: list[Any] = [None] * num_replicas
   failures: list[tuple[bool, BaseException]] = []
   parts: list[participant.Participant] = []
@@ -433,7 +439,6 @@ def run_embedded(
       endpoint = world.connect(str(index))
       with endpoint.closed_on_error():
         part = job(endpoint, params=params, replica=index)
-        part.is_final = True
         parts.append(part)
         replica = replicas.Replica(part)
       with replica.start():

@@ -66,9 +66,10 @@ class Processes:
     index: which one this is, from 0.
     count: how many there are.
     codec: of all messages on the connections of this process.
+    may_restart: whether others may take the place of those that are lost.
   """
 
-  index, count = 0, 1
+  index, count, may_restart = 0, 1, True
   codec: codec.Codec[Any] = messages.MESSAGES
 
   def name(self, replica: object) -> object:

@@ -105,7 +105,6 @@ class Participant:
     watchdog: finds a training loop that is stuck.
     tell: called with an event for the launcher, and its fields.
     closed: whether the replica was closed.
-    is_final: whether no other one can take its place once it is lost.
     gives_up: whether its training loop waits no longer, for it has to leave; given a
       share of the grace period, whether that is over.
   """
@@ -207,7 +206,7 @@ class Participant:
       self.driver.stalled,
       functools.partial(self._evict, on_stuck) if ends else None,
     )
-    self.closed = self.is_final = False
+    self.closed = False
     self.gives_up: Callable[..., bool] = lambda *share: False
 
   def _me(
@@ -322,7 +321,9 @@ class Participant:
     Args:
       reason: why its program can't go on.
     """
-    self.driver.enqueue(messages.Leave(True, reason, final=self.is_final))
+    self.driver.enqueue(
+      messages.Leave(True, reason, final=not self.driver.processes.may_restart)
+    )
     if not self.is_over:
       self.tell("failed", reason=reason, own=True)
 
@@ -446,7 +447,11 @@ class Participant:
       work: see `messages.SubmitGradient`.
     """
     submission = self.submission
-    sent = self.encoder.encode(submission.total, work, self.driver)
+    try:
+      sent = self.encoder.encode(submission.total, work, self.driver)
+    except Exception:
+      submission.drop(quorum.Reason.ABANDONED.value)
+      raise
     # Stale gradients are reported without their numbers.
     whole = sent.finite and submission.total is not None
     if whole and self.encoder.is_sound(inner_state):

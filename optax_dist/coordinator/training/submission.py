@@ -30,9 +30,8 @@ and what the event loop has notified is read from the `TrainingInbox`.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
@@ -141,7 +140,7 @@ class Submission:
     """The samples to compute on; None if none are leased, or the sum ends."""
     self._supersede()
     if self.draws.window and self._is_behind():
-      self._drop(Reason.SUPERSEDED.value)
+      self.drop(Reason.SUPERSEDED.value)
     if self.is_empty and not self.draws.computed and self._is_behind():
       # Compute on the newest parameters.
       self.finish("")
@@ -224,7 +223,11 @@ class Submission:
       return
     late, total = self.is_late(), None
     if not late:
-      total = part if self.total is None else self._add(self.total, part)
+      try:
+        total = part if self.total is None else self._add(self.total, part)
+      except Exception:
+        self.drop(Reason.ABANDONED.value)  # The sum may have been donated.
+        raise
     self.total = total
     self.gradients.append(Gradient(batch, seconds, data))
     self.is_complete = late or self._is_all()
@@ -241,20 +244,11 @@ class Submission:
       and not draws.is_over(step)
     )
 
-  def _drop(self, reason: str) -> None:
+  def drop(self, reason: str) -> None:
     """Drops the sum, but for the taken ones."""
     self.count(reason, len(self.gradients))
     self.draws.forget()
     self._begin()
-
-  @contextlib.contextmanager
-  def dropped_on_error(self) -> Iterator[None]:
-    """Drops the sum if it can't be made: its arrays may have been donated."""
-    try:
-      yield
-    except Exception:
-      self._drop(Reason.ABANDONED.value)
-      raise
 
   def abandon(self) -> None:
     """Gives up what is computed; its samples stay leased, and come again."""
@@ -347,7 +341,7 @@ class Submission:
       and self.taken
       and not self._is_decided()
     ):
-      self._drop(answer.reason)
+      self.drop(answer.reason)
     else:
       self.finish(_FINISHED)
 

@@ -79,8 +79,7 @@ class SynchronousLoop:
       part = self._cut_short()
     if part is not None:
       seconds = participant.stopwatch.take()
-      with submission.dropped_on_error():
-        submission.add(part, batch, seconds)
+      submission.add(part, batch, seconds)
       del part
     elif submission.is_late():
       # Its round has been taken without it: the rest would be for nothing.
@@ -127,8 +126,7 @@ class SynchronousLoop:
     participant, submission = self._participant, self._participant.submission
     start = time.monotonic()
     if submission.is_complete:
-      with submission.dropped_on_error():
-        participant.submit(self._strategy.inner_state(self.local), self._work)
+      participant.submit(self._strategy.inner_state(self.local), self._work)
     if submission.pending < 0:
       return None if submission.ended is None else self._finish_step()
     self._wait()
