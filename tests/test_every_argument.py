@@ -401,26 +401,97 @@ def test_a_wrong_argument_is_refused_by_name(call, name):
   assert not said
 
 
-@pytest.mark.parametrize("name", [0, True, 1.0, np.int32(0), (), len])
-def test_number_as_an_axis_name_is_refused(name):
-  """JAX would take the mean over that dimension of each replica's array."""
-  with pytest.raises(ValueError, match="`axis_name` must"):
-    optax_dist.cross_shard(name)
+_NO_COUNTS = (0, -1, 2.0, "2", None, np.True_)
+_NO_FLAGS = ("no", 1, None, 0.0)
+_NO_METHODS = ("sign", 3, compression.sign)
+_NO_FLOATS = (int, "int32", "no dtype", 3.0)
+#: Values of the right kind that are out of range, by call and argument.
+OUT_OF_RANGE = {
+  "Batches epochs": (0,),
+  "Batches global_batch": (0, 2.0),
+  "Batches mode": ("fast",),
+  "Batches num_samples": _NO_COUNTS,
+  "Batches seed": (-1, 2**63),
+  "Batches shuffle": _NO_FLAGS,
+  "adagrad initial_accumulator_value": (0.0, -1.0, jnp.float32(-1.0)),
+  "adagrad_da initial_gradient_squared_accumulator_value": (0.0, -1.0),
+  "clip_by_global_norm max_norm": (
+    *(0.0, np.float32(-1), jnp.zeros(()), np.nan, "1", None, True, [1]),
+  ),
+  # JAX would take the mean over a numbered dimension of each replica's array.
+  "cross_shard axis_name": (
+    *(0, True, 1.0, np.int32(0), None, len, (), [], ("a", None), ("a", "a")),
+    *([["a"]], ("a", 0), ("a", ("b", "c")), range(2), iter("ab")),
+  ),
+  "cross_shard compression": _NO_METHODS,
+  "cross_shard invariant_updates": ("x",),
+  "cross_shard reduction": ("none", "max", None),
+  "diloco communication_period": (0,),
+  "diloco compression": _NO_METHODS,
+  "elastic_average communication_period": (0,),
+  "elastic_average compression": _NO_METHODS,
+  "elastic_average learning_rate": (0.0,),
+  "elastic_average moving_rate": (-0.1,),
+  "elastic_average num_replicas": (0,),
+  "ftrl initial_accumulator_value": (-0.1,),
+  "ftrl l1_regularization_strength": (-0.1,),
+  "ftrl l2_regularization_strength": (-0.1,),
+  "ftrl l2_shrinkage_regularization_strength": (-1,),
+  "ftrl learning_rate": (0, 0.0, -0.1),
+  "ftrl learning_rate_power": (0.5,),
+  "keras Adagrad initial_accumulator_value": (-1.0,),
+  "keras RMSprop momentum": (-0.5,),
+  "keras SGD decay": (-1.0,),
+  "keras SGD momentum": (1.5,),
+  "local_sgd communication_period": (0,),
+  "local_updates communication_period": _NO_COUNTS,
+  "local_updates num_replicas": (0,),
+  "params_ema decay": (1.5,),
+  "params_ema dtype": _NO_FLOATS,
+  "per_replica num_replicas": (0,),
+  "power_sgd rank": (0, 1.5),
+  "proximal_adagrad initial_accumulator_value": (0,),
+  "quantize bits": (3,),
+  "quantize block": (0,),
+  "quantize error_feedback": (1.5,),
+  "quorum.init max_staleness": (-1,),
+  "quorum.init replicas_to_aggregate": (0, None),
+  "quorum.init total_num_replicas": (0, -1),
+  "resize_from_center num_replicas": (0, 2.0),
+  "resize_replicas departed": ("keep",),
+  "resize_replicas num_replicas": (0,),
+  "resize_sharded num_replicas": (0,),
+  "sharded reduction": ("max",),
+  "slowmo communication_period": (0,),
+  # A name was taken letter by letter.
+  "state_specs inner_axes": ("model", None, {"model"}, 3),
+  "streaming_updates communication_period": (0,),
+  "streaming_updates compression": _NO_METHODS,
+  "streaming_updates delay": (-1, 2),
+  "streaming_updates fragments": (0,),
+  "streaming_updates mix": (1.5,),
+  "sync_replicas accumulator_dtype": _NO_FLOATS,
+  "sync_replicas all_arrive": _NO_FLAGS,
+  "sync_replicas averages_dtype": _NO_FLOATS,
+  "sync_replicas max_staleness": (-1,),
+  "sync_replicas replicas_to_aggregate": (0, 2**40),
+  "sync_replicas staleness_weight": ("linear",),
+  "sync_replicas total_num_replicas": (-1,),
+  "sync_replicas variable_averages": (1.5,),
+  "top_k bits": (3,),
+  "top_k density": (0.0,),
+  "train_step mesh": (None, _MESH.abstract_mesh, "data"),
+}
 
 
-@pytest.mark.parametrize(
-  "names", [("a", 0), ("a", ("b", "c")), range(2), iter("ab"), ["a", None]]
-)
-def test_container_of_containers_of_axis_names_is_refused(names):
-  with pytest.raises(ValueError, match="`axis_name` must be an axis name"):
-    optax_dist.cross_shard(names)
-
-
-@pytest.mark.parametrize("inner_axes", ["model", None, {"model"}, 3])
-def test_inner_axes_must_be_a_list(inner_axes):
-  """A name was taken letter by letter."""
-  with pytest.raises(ValueError, match="`inner_axes` must be a list or tuple"):
-    states.state_specs(_SYNCED, "data", inner_axes=inner_axes)
+@pytest.mark.parametrize("argument", OUT_OF_RANGE)
+def test_a_value_out_of_range_is_refused_by_name(argument):
+  call, _, name = argument.rpartition(" ")
+  function, given = CALLS[call]
+  given = {k: v for k, v in given.items() if v is not None}
+  for value in OUT_OF_RANGE[argument]:
+    with pytest.raises((TypeError, ValueError), match=f"{name}`? .*must"):
+      function(**given | {name: value})
 
 
 @pytest.mark.parametrize("value", [np.float32(0.25), np.float64(0.25)])
@@ -431,11 +502,6 @@ def test_numbers_of_numpy_are_numbers(value):
   data = ledger.Batches(np.int64(8), np.int32(4), seed=np.uint8(1))
   assert data == ledger.Batches(8, 4, seed=1)
   assert type(data.num_samples) is int
-
-
-def test_arrays_out_of_range_are_refused():
-  with pytest.raises(ValueError, match="initial_accumulator_value must be"):
-    optimizers.adagrad(0.1, jnp.float32(-1.0))
 
 
 @pytest.mark.parametrize("tree", [3, "x", {"zz": 1}, [jax.P()], (jnp.ones(2),)])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from optax_dist import compression
-from optax_dist.compression.interface import check_compression
 
 N = 4
 _METHODS = {
@@ -84,11 +83,3 @@ def test_the_state_keeps_its_types(name):
   kind = lambda x: (x.shape, x.dtype, getattr(x, "weak_type", False))
   old = jax.eval_shape(lambda: _stacked(state, N))
   assert jax.tree.map(kind, new) == jax.tree.map(kind, old)
-
-
-def test_invalid_methods_are_refused():
-  for right in (compression.sign(), None):
-    check_compression("it", right)
-  for wrong in ("sign", compression.sign):
-    with pytest.raises(TypeError, match=r"it: `compression` must be a method"):
-      check_compression("it", wrong)

@@ -48,22 +48,6 @@ def test_zeros_and_empty_arrays_are_kept():
   assert received(method, jnp.zeros(0)).shape == (0,)
 
 
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ({"bits": 3}, "`bits` must be 8, 4, 2 or 1, got 3"),
-    ({"bits": 8, "block": 0}, "`block` must be a positive integer, got 0"),
-    (
-      {"bits": 8, "error_feedback": 1.5},
-      "None or a decay from 0 to 1, got 1.5",
-    ),
-  ],
-)
-def test_bad_arguments_are_refused(arguments, message):
-  with pytest.raises(ValueError, match=message):
-    compression.quantize(**arguments)
-
-
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("size", [3e38, 1e-35])
 def test_huge_and_tiny_numbers_keep_their_size(size, bits):

@@ -47,18 +47,6 @@ def test_kept_values_are_rounded_to_even_levels(bits):
   np.testing.assert_allclose(left, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ({"density": 0.0}, "`density` must be above 0"),
-    ({"density": 0.1, "bits": 3}, "`bits` must be 32, 8, 4 or 2, got 3"),
-  ],
-)
-def test_bad_arguments_are_refused(arguments, message):
-  with pytest.raises(ValueError, match=message):
-    compression.top_k(**arguments)
-
-
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("size", [3e38, 1e-35])
 def test_huge_and_tiny_numbers_keep_their_size(size, bits):

@@ -192,10 +192,6 @@ def test_adasum_is_the_formula_in_each_map(map_name):
 
 def test_incompatible_arguments_are_refused():
   method = compression.sign()
-  with pytest.raises(TypeError, match=r"must be a method .* got 'sign'"):
-    optax_dist.cross_shard("data", compression="sign")
-  with pytest.raises(TypeError, match=r"must be a method .* got 3"):
-    optax_dist.diloco(optax.sgd(1.0), "data", compression=3)
   with pytest.raises(ValueError, match="can't be combined"):
     optax_dist.cross_shard(
       "data", compression=method, axis_index_groups=[[0, 1]]

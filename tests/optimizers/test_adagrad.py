@@ -30,11 +30,7 @@ def test_adagrad_da_ignores_its_starting_point():
   assert not (params + updates)[:2].any()
 
 
-def test_invalid_arguments_are_refused():
-  with pytest.raises(ValueError, match="must be positive, got 0"):
-    optimizers.adagrad(1.0, 0.0)
-  with pytest.raises(ValueError, match="must be positive, got -1"):
-    optimizers.adagrad_da(1.0, -1.0)
+def test_adagrad_da_needs_the_parameters():
   optimizer = optimizers.adagrad_da(0.1)
   params = jnp.ones(2)
   with pytest.raises(ValueError, match="reads the parameters"):

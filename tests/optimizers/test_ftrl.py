@@ -28,39 +28,6 @@ def test_zero_gradient_without_an_accumulator_is_not_nan():
     assert params.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ({"learning_rate_power": 0.5}, "learning_rate_power must be negative"),
-    (
-      {"initial_accumulator_value": -0.1},
-      "initial_accumulator_value must be positive or zero",
-    ),
-    (
-      {"l1_regularization_strength": -0.1},
-      "l1_regularization_strength must be positive or zero",
-    ),
-    (
-      {"l2_regularization_strength": -0.1},
-      "l2_regularization_strength must be positive or zero",
-    ),
-    (
-      {"l2_shrinkage_regularization_strength": -1},
-      "l2_shrinkage_regularization_strength must be positive or zero",
-    ),
-  ],
-)
-def test_hyperparameters_out_of_range_are_refused(arguments, message):
-  with pytest.raises(ValueError, match=message):
-    optimizers.ftrl(1.0, **arguments)
-
-
-@pytest.mark.parametrize("rate", [0, 0.0, -0.1])
-def test_learning_rate_of_zero_is_refused(rate):
-  with pytest.raises(ValueError, match="learning_rate must be positive, got"):
-    optimizers.ftrl(rate)
-
-
 def test_ftrl_needs_the_parameters():
   optimizer = optimizers.ftrl(0.1)
   params = jnp.ones(2)

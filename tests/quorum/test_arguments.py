@@ -24,25 +24,6 @@ def test_integers_of_numpy_are_integers():
 NAMES = ("replicas_to_aggregate", "total_num_replicas", "max_staleness")
 
 
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ((0,), "`replicas_to_aggregate` must be a positive .*got 0"),
-    ((None,), "`replicas_to_aggregate` .*got None"),
-    ((1, 0), "`total_num_replicas` .*got 0"),
-    ((1, -1), "`total_num_replicas` .*got -1"),
-  ],
-)
-def test_numbers_are_checked_at_construction(arguments, message):
-  with pytest.raises(ValueError, match=message):
-    quorum.init(*arguments)
-
-
-def test_the_staleness_is_checked_at_construction():
-  with pytest.raises(ValueError, match=r"an integer, not negative, got -1"):
-    quorum.init(2, 2, max_staleness=-1)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_are_limited_to_those_of_states_and_messages(name):
   arguments = {"replicas_to_aggregate": 1, name: quorum.UNBOUNDED}

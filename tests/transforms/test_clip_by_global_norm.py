@@ -161,9 +161,6 @@ def test_clipping_communicates_one_number(check_vma):
 
 
 def test_invalid_arguments_are_refused():
-  for bad in (0.0, np.float32(-1), jnp.zeros(()), np.nan, "1", None, True, [1]):
-    with pytest.raises(ValueError, match="`max_norm` must be"):
-      optax_dist.clip_by_global_norm(bad, "model")
   tx = optax_dist.clip_by_global_norm(1.0, ("data", "model"))
   with pytest.raises(
     ValueError, match=r"not track here .* axis 'data', 'model'"

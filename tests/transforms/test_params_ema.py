@@ -289,18 +289,6 @@ def test_averages_before_the_first_update_ignore_nan():
   chex.assert_trees_all_equal(got, _START)
 
 
-@pytest.mark.parametrize(
-  ("kwargs", "words"),
-  [
-    ({"decay": 1.5}, "`decay` must be a decay from 0 to 1, got 1.5"),
-    ({"dtype": int}, "`dtype` must be a floating-point dtype"),
-  ],
-)
-def test_arguments_are_checked_at_construction(kwargs, words):
-  with pytest.raises(ValueError, match=words):
-    optax_dist.params_ema(**{"decay": 0.9, **kwargs})
-
-
 def test_invalid_arguments_of_init_and_update_are_refused():
   with pytest.raises(ValueError, match="`mask` must be a pytree of booleans"):
     _ema(mask={"x": True}).init(_START)

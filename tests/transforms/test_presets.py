@@ -111,9 +111,3 @@ def test_bmuf_follows_its_paper(nesterov, zeta, momentum):
 def test_bmuf_needs_the_number_of_replicas():
   with pytest.raises(ValueError, match="`num_replicas` must be a positive"):
     bmuf(optax.sgd(LR), "i", communication_period=2, num_replicas=0)
-
-
-@pytest.mark.parametrize("preset", [local_sgd, diloco, slowmo])
-def test_periods_are_checked(preset):
-  with pytest.raises(ValueError, match="`communication_period` must be a pos"):
-    preset(optax.sgd(LR), "i", communication_period=0)

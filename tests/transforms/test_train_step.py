@@ -327,12 +327,6 @@ def test_center_can_be_put_back_into_an_nnx_module():
   assert model.kernel.shape == (3, 4)
 
 
-@pytest.mark.parametrize("mesh", [None, maps.mesh(N).abstract_mesh, "data"])
-def test_anything_but_a_concrete_mesh_is_refused(mesh):
-  with pytest.raises(ValueError, match="train_step: `mesh` must"):
-    optax_dist.train_step(_loss, CASES["cross_shard"][0], mesh, AXIS)
-
-
 def test_conflicting_mesh_of_set_mesh_is_refused():
   step = _step("cross_shard")
   kept = step.init(_params())

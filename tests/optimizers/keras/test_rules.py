@@ -179,14 +179,3 @@ def test_omitted_epsilon_is_the_default(epsilon):
   grads = jnp.array([0.0, 1e-7])
   updates, _ = optimizer.update(grads, optimizer.init(grads))
   np.testing.assert_allclose(updates, [0.0, -0.5], rtol=1e-5)
-
-
-def test_hyperparameters_out_of_range_are_refused():
-  with pytest.raises(ValueError, match="momentum must be between 0 and 1"):
-    optimizers.keras("SGD", momentum=1.5)
-  with pytest.raises(ValueError, match="momentum must be between 0 and 1"):
-    optimizers.keras("RMSprop", momentum=-0.5)
-  with pytest.raises(ValueError, match="initial_accumulator_value"):
-    optimizers.keras("Adagrad", initial_accumulator_value=-1.0)
-  with pytest.raises(ValueError, match="decay must be positive or zero"):
-    optimizers.keras("SGD", decay=-1.0)

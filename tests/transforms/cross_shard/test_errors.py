@@ -58,31 +58,6 @@ def test_ambiguous_invariant_update_is_refused(map_name):
   assert "invariant_updates" in message
 
 
-@pytest.mark.parametrize(
-  "reduction", ["none", "max", None, "weighted_sum_over_batch_size"]
-)
-def test_unknown_reduction_is_refused(reduction):
-  with pytest.raises(
-    ValueError, match=r"`reduction` must be one of 'mean', 'sum'"
-  ):
-    optax_dist.cross_shard("data", reduction=reduction)
-
-
-def test_unknown_policy_is_refused():
-  with pytest.raises(
-    ValueError, match=r"'summed', 'reduced', 'error', got 'x'"
-  ):
-    optax_dist.cross_shard("data", invariant_updates="x")
-
-
-@pytest.mark.parametrize(
-  "axis_name", [None, (), [], ("a", None), ("a", "a"), [["a"]]]
-)
-def test_invalid_axis_names_are_refused(axis_name):
-  with pytest.raises(ValueError, match="`axis_name` must"):
-    optax_dist.cross_shard(axis_name)
-
-
 def test_groups_need_a_single_axis():
   with pytest.raises(ValueError, match="single axis"):
     optax_dist.cross_shard(("a", "b"), axis_index_groups=[[0, 1]])

@@ -305,20 +305,3 @@ def test_sparse_gradients_and_half_precision_work():
 
 
 # --- Errors ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-  ("arguments", "what"),
-  [
-    ({"communication_period": 0}, "`communication_period` must be a positive"),
-    ({"num_replicas": 0}, "`num_replicas` must be a positive integer, got 0"),
-  ],
-)
-def test_invalid_arguments_are_refused(arguments, what):
-  with pytest.raises(ValueError, match=what):
-    local_updates(
-      optax.sgd(1.0),
-      optax.sgd(1.0),
-      "i",
-      **{"communication_period": 2} | arguments,
-    )

@@ -188,22 +188,6 @@ def test_dtypes_are_kept():
 
 
 @pytest.mark.parametrize(
-  ("arguments", "what"),
-  [
-    ({"fragments": 0}, "`fragments` must be a positive integer, got 0"),
-    ({"delay": -1}, "`delay` must be an integer, not negative, got -1"),
-    ({"delay": 4}, "`delay` must be less than .* got 4 and 4"),
-    ({"mix": 1.5}, "`mix` must be a number from 0 to 1, got 1.5"),
-    ({"communication_period": 0}, "`communication_period` must be a positive"),
-  ],
-)
-def test_invalid_arguments_are_refused(arguments, what):
-  valid = {"communication_period": 4, "fragments": 2}
-  with pytest.raises(ValueError, match=what):
-    streaming_updates(optax.sgd(1.0), optax.sgd(1.0), "i", **valid | arguments)
-
-
-@pytest.mark.parametrize(
   ("fragments", "what"),
   [
     (4, "`fragments` is 4, but there are 3 parameters"),

@@ -161,8 +161,3 @@ def test_error_feedback_belongs_to_each_replica():
     None,
     None,
   )
-
-
-def test_invalid_methods_are_refused():
-  with pytest.raises(TypeError, match=r"must be a method .* got 3"):
-    _tx(3)
