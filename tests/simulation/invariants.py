@@ -524,6 +524,8 @@ class Checker:
     most = self.longest_stall()
     gradients = 3 * max(1, setting.needed) + self.not_finite
     most += gradients * max(setting.compute)
+    if self.found_wrong:
+      most += TIMEOUT / 2 / FASTEST  # It was waited for.
     since = max(self.committed_at, 0.0)
     if world.had_no_fault(since) and world.now - since > most:
       self.fail("A9", f"step {step} took {world.now - since:.1f} s")
@@ -550,8 +552,8 @@ class Checker:
     away = {*range(setting.replicas)} - joined - {*absent}
     bad = {i for i, way in setting.bad if way in ("always", "at times")}
     others = [by_name[name] for name in self.members.values() if name not in at]
-    is_useless = lambda p: p.index in bad or p.step < commit.round.step
-    if away or any(map(is_useless, others)):
+    is_behind = any(p.step < commit.round.step for p in others)
+    if away or bad & joined or is_behind:
       return  # The step needs somebody in its place.
     # While there is no coordinator, it is that which all wait for; and so is one that
     # has stopped until it goes on or is given up, or whose first gradient was dropped.
@@ -812,6 +814,10 @@ class Checker:
         self.fail("A13", f"{process.name} computes right gradients: {reason}")
       return
     if process.sent_wrong_size and "it sent a gradient of" in reason:
+      return
+    lowers = self.setting.lower_on_loss and process.name in self.suspects
+    if lowers and "gradients are not finite" in reason:
+      self.found_wrong[process.name] = len(self.epochs)
       return
     if "did not reconnect" in reason and not self.was_away(
       coordinator, process
@@ -1394,7 +1400,8 @@ class Checker:
     needs_all = not setting.window and setting.needed >= setting.replicas
     if never and needs_all and not lowers:
       return "a replica that is needed never joins"
-    least = min(needed, len(there)) if lowers else needed
+    # Steps go on without who has never a finite gradient.
+    least = min(needed, len(there - self.bad)) if lowers else needed
     if setting.bad and (
       setting.shared or len(there - self.bad) < max(1, least)
     ):
@@ -1420,6 +1427,8 @@ class Checker:
       if error == "Diverged" and not self.corrupt:
         self.fail("A4", reason)
       refused = process.stranger or process.is_faulty or self.corrupt
+      first = process.name.partition(".")[0]
+      refused = refused or first in self.found_wrong
       refused = refused or self.is_strangers
       if not self.commits and self.setting.strangers:
         # Who had another job may have gone with the run's end.

@@ -157,6 +157,38 @@ def test_error_names_the_required_replica_whose_gradients_are_nonfinite():
   )
 
 
+@pytest.mark.parametrize("strategy", [None, coordinator.local_updates()])
+def test_steps_go_on_without_a_replica_that_is_never_finite(strategy, tmp_path):
+  """Where losses lower the quorum: it is worth no more than a lost one."""
+  steps, journal = {}, tmp_path / "journal.jsonl"
+
+  def train(replica):
+    while replica.global_step < 20 and not replica.finished:
+      time.sleep(0.001)
+      replica.step(BAD if replica.replica == 1 else GOOD)
+    steps[replica.replica] = replica.global_step
+
+  with pytest.raises(coordinator.CoordinatorError) as raised:
+    coordinator.run_embedded(
+      train,
+      3,
+      optax.sgd(0.1),
+      PARAMS,
+      strategy=strategy,
+      lower_on_loss=True,
+      timeout=8.0,
+      journal=journal,
+    )
+  assert steps == {0: 20, 2: 20}
+  (why,) = re.findall(
+    r"refuses replica 1: (its last \d+ gradients are not finite; look at its data"
+    r" and at its devices)\.",
+    str(raised.value),
+  )
+  lost = [r for r in journals.read(journal).records if r["kind"] == "lost"]
+  assert lost[0]["reason"] == why
+
+
 @pytest.mark.parametrize("bad", [{0, 1}, {1}])
 @pytest.mark.parametrize(
   "strategy",

@@ -88,6 +88,8 @@ class Gradients:
       arrivals = self.accepted.pop(drop.incarnation)
     if reason is quorum.Reason.NON_FINITE and arrivals[0].finite:
       reason = quorum.Reason.RETURNED
+    if reason is quorum.Reason.UNKNOWN_REPLICA and not arrivals[0].finite:
+      reason = quorum.Reason.NON_FINITE  # Of a newcomer, which does not count.
     count = self.dropped.get(reason.value, 0) + drop.count
     self.dropped[reason.value] = count
     return arrivals, reason.value

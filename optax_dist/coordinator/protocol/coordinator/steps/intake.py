@@ -294,7 +294,8 @@ class Intake:
       why = f"it sent {check.refusal}"
       self._consequences.append(Evict(incarnation, why))
       return
-    if incarnation in self._newcomers:
+    # Steps don't wait for a newcomer whose gradient is not finite.
+    if incarnation in self._newcomers and check.finite:
       late = not self._is_fresh(message.local_step)
       # Under a policy that keeps steps open, learners don't wait for each other.
       if late and self._config.policy is None:

@@ -126,7 +126,7 @@ class Steps:
     return [
       self.policy.deadline,
       self.ruling.expected_until,
-      self._absent_at,
+      self._go_on_at,
       self.rounds.deadline,
       *self._stall.deadlines(),
     ]
@@ -137,8 +137,9 @@ class Steps:
     if now >= self.ruling.expected_until:
       self.ruling.stop_expecting()
       self.intake.members_changed()
-    if now >= self._absent_at:
+    if now >= self._go_on_at:
       self._go_on_without_absent(now)
+      self._evict_not_finite()
     self.intake.check()
     verdict = self.policy.verdict()
     if verdict is not None:
@@ -156,16 +157,39 @@ class Steps:
         not_finite.name(state, self.step, is_blocked, self._out)
 
   @property
-  def _absent_at(self) -> float:
-    """When replicas that have never joined count as lost; infinity for never."""
+  def _go_on_at(self) -> float:
+    """When steps go on without the absent and the not finite; infinity for never."""
     rules, since = self._config.rules, self._stall.since
-    if since is None or not (rules.lower_on_loss and self.ruling.state.awaited):
+    awaits = self.ruling.state.awaited or self._not_finite
+    if since is None or not (rules.lower_on_loss and awaits):
       return math.inf
     # Well before `timeout` ends the run. A replica that joins later is a newcomer.
     return since + rules.timeout / 2
 
+  @property
+  def _not_finite(self) -> list[MemberState]:
+    """Members with gradients that are not finite, for which others wait."""
+    accepted = self.gradients.accepted
+    return [
+      state
+      for state in self._members
+      if state.named_at and accepted and self.rounds.current is None
+    ]
+
+  def _evict_not_finite(self) -> None:
+    """Evicts these members; another start of them is a newcomer."""
+    for state in self._not_finite:
+      why = (
+        f"its last {state.not_finite} gradients are not finite; look at its data and"
+        " at its devices"
+      )
+      evict = Evict(state.member.incarnation, why, wrong=True)
+      self.consequences.append(evict)
+
   def _go_on_without_absent(self, now: float) -> None:
     """Counts replicas that have never joined as lost, and tells the members."""
+    if not self.ruling.state.awaited:
+      return
     assert self._stall.since is not None
     known = self.ruling.state.replicas
     expected = range(self._config.rules.total_num_replicas)
