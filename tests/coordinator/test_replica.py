@@ -497,10 +497,6 @@ def test_wait_of_a_lone_replica_has_a_deadline():
 def test_replicas_of_a_number_that_is_not_positive_are_refused():
   with pytest.raises(ValueError, match="num_replicas"):
     coordinator.run_embedded(lambda r: r, 0, optax.sgd(0.1), jnp.zeros(3))
-  with pytest.raises(ValueError, match="replicas_to_aggregate"):
-    coordinator.run_embedded(
-      lambda r: r, 1, optax.sgd(0.1), jnp.zeros(3), replicas_to_aggregate=0
-    )
   assert strategies.Quorum(1, 1).max_staleness == 0
 
 
