@@ -1,4 +1,4 @@
-"""What replicas must agree on to train one model."""
+"""The properties on which replicas must agree to train one model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def agreement(
   data: ledger.Batches | None = None,
   inner: Any = None,
 ) -> tuple[tuple[str, str], ...]:
-  """What replicas must agree on, as pairs of a name and a text.
+  """The properties on which replicas must agree, as pairs of a name and a text.
 
   Trees are compared by the paths, shapes and dtypes of their leaves, since the
   text of a tree's structure may contain addresses. The optimizer is compared by
@@ -53,7 +53,7 @@ def agreement(
     ("data", str(data)),
     ("max_skipped", str(settings.max_skipped)),
     ("version of JAX", jax.__version__),
-    # The text of a program has scalars of Python's and NumPy's, and no arrays.
+    # A program's text contains scalars, but no arrays, so its constants are added.
     ("optimizer", _digest(program + fingerprint([*_constants(update)]))),
   )
 
@@ -67,7 +67,7 @@ def _constants(tree: Any) -> Iterator[Any]:
   """The arrays that traced programs close over, in order.
 
   Args:
-    tree: of programs, as JAX keeps them in the parameters of an equation.
+    tree: a tree of programs, as JAX keeps them in the parameters of an equation.
   """
   for leaf in jax.tree.leaves(tree):
     if isinstance(leaf, jax.extend.core.ClosedJaxpr):

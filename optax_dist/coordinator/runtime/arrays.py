@@ -1,4 +1,4 @@
-"""The arrays that the protocol decides about: gradients, means, states, snapshots."""
+"""A replica's arrays, as the protocol core uses them: gradients, means, states."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from optax_dist.coordinator.transport.sockets import Transport
 
 
 class Arrays:
-  """Executes the effects that are about arrays.
+  """Executes the effects that concern arrays.
 
   Attributes:
-    states: the model's.
-    exchanged: the last submission exchanged, and the seconds that its exchange
-      took.
+    states: the model's states.
+    exchanged: the last submission that was exchanged, and the seconds that took.
   """
 
   def __init__(
@@ -45,10 +44,10 @@ class Arrays:
     """Starts with no gradient.
 
     Args:
-      transport: moves them.
+      transport: sends and receives arrays.
       replica: the replica's id.
-      reducer: averages them.
-      states: the model's.
+      reducer: averages gradients.
+      states: the model's states.
       background: does slow work.
       deadlines: how long everybody waits.
       enqueue: queues an input for the core, in the event loop.
@@ -74,7 +73,7 @@ class Arrays:
     )
     # Bytes of gradients and means sent inline.
     self._inline_in = self._inline_out = 0
-    # The bytes of those without an outcome.
+    # The bytes of gradients without an outcome, by submission.
     self._gradients: dict[int, Sequence[memoryview]] = {}
 
   def moved(self) -> tuple[int, int]:
@@ -86,12 +85,12 @@ class Arrays:
     )
 
   def check(self) -> None:
-    """Gives up transfers without progress; to be called often."""
+    """Fails transfers that make no progress; to be called often."""
     self._aggregations.check()
     self._snapshots.check()
 
   def handle(self, event: transports.Event) -> None:
-    """Handles an event of a transfer; that of an unknown round was abandoned."""
+    """Handles an event of a transfer: of a round, or otherwise of a snapshot."""
     if not self._aggregations.handle(event):
       self._snapshots.handle(event)
 
@@ -130,7 +129,7 @@ class Arrays:
 
   def apply(self, effect: fx.Apply) -> None:
     """Executes `Apply`."""
-    # The others compute the same meanwhile.
+    # Sends pending bytes first, so that the others compute the same at this time.
     self._transport.flush()
     raw: bytes | np.ndarray
     if is_inline := isinstance(effect.mean, bytes):

@@ -16,7 +16,7 @@ Done = Callable[[], None] | None
 class Background:
   """Runs work one item at a time; starts its thread when there is work.
 
-  An error is raised on the event loop, and so ends it.
+  An error in the work is raised on the event loop, which it ends.
   """
 
   def __init__(self, name: str, post: Callable[[Callable[[], None]], None]):
@@ -33,7 +33,7 @@ class Background:
     self._thread: threading.Thread | None = None
 
   def __call__(self, work: Work, done: Done = None) -> None:
-    """Runs `work`, and then `done` on the event loop, if anyone waits for it."""
+    """Runs `work`, and then `done` on the event loop, if it is given."""
     if self._thread is None:
       run = threads.in_this_precision(self._run)
       thread = threading.Thread(target=run, name=self._name, daemon=True)
@@ -54,7 +54,7 @@ class Background:
         work()
       except BaseException as error:
         done = functools.partial(_raise, error)
-      # The event loop is not woken for an end that nobody waits for.
+      # Without `done`, the event loop has nothing to do, so it is not woken.
       if done is not None:
         self._post(done)
       # Drop references before waiting for the next item.

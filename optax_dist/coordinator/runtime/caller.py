@@ -1,6 +1,6 @@
-"""A connection to the coordinator of a process that is no replica, or not yet.
+"""The coordinator's connection with a process that is no replica, or not yet.
 
-It is made again whenever it is lost, until that can't help.
+Whenever the connection is lost, it is made again, until that can't help.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.transport import interface as transports
 
-# Seconds to the next call of a coordinator that is lost, and for the next event.
+# Seconds until the next call of a lost coordinator, and seconds to wait for an event.
 _RETRY_SECONDS, _POLL_SECONDS = 0.2, 1.0
 
 
 class Caller:
-  """Calls a coordinator, and the next one.
+  """Calls a coordinator, and if that dies, the next one.
 
   Attributes:
-    endpoint: a transport, which it owns, and the coordinator.
-    trouble: why it is not connected; "" while it is.
-    since: since when that has been so; by `time.monotonic`.
+    endpoint: a transport, which the caller owns, and the coordinator.
+    trouble: why the coordinator is not connected; "" while it is.
+    since: since when it is connected or not, by `time.monotonic`.
   """
 
   def __init__(
@@ -35,13 +35,13 @@ class Caller:
     hear: Callable[[msg.Message], None],
     refused: Callable[[str], None],
   ):
-    """Prepares it; nothing happens before `start`.
+    """Prepares the caller; nothing happens before `start`.
 
     Args:
       endpoint: a transport, and the coordinator.
       call: the first message of a connection.
-      hear: called in its thread with each message.
-      refused: called in its thread, once, with the reason why no call can help.
+      hear: called with each message, in the caller's thread.
+      refused: called in the same thread, once, with the reason why no call can help.
     """
     self.endpoint = endpoint
     self._call, self._hear, self._refused = call, hear, refused
@@ -58,11 +58,11 @@ class Caller:
   def say_again(self) -> None:
     """Sends the first message of a connection once more, since it has changed."""
     self._says = True
-    with contextlib.suppress(RuntimeError):  # It is closed.
+    with contextlib.suppress(RuntimeError):  # The transport is closed.
       self.endpoint.transport.wake()
 
   def close(self) -> None:
-    """Closes the connection; what was said before is sent first, if there is one."""
+    """Closes the connection, if there is one, after sending pending messages."""
     self._closed = True
     with contextlib.suppress(RuntimeError):
       self.endpoint.transport.wake()
@@ -97,7 +97,7 @@ class Caller:
 
   def _handle(self, event: transports.Event) -> None:
     match event:
-      # Others may connect, and have nothing to say.
+      # Events of other peers are ignored: they may connect, but send nothing of use.
       case transports.PeerUp(endpoints.COORDINATOR):
         self.trouble, self.since = "", time.monotonic()
         self._was_up = True
@@ -120,7 +120,8 @@ class Caller:
           self.since = time.monotonic()
         self.trouble = reason
         if how == "refused" and not self._was_up:
-          self._end(reason)  # Later a certificate may have expired, say.
+          # Only a first call is final: later a certificate may have expired, say.
+          self._end(reason)
         elif not self._closed:
           time.sleep(_RETRY_SECONDS)
           self._connect()

@@ -48,9 +48,9 @@ class Driver:
   """Drives one replica, from `start` to `close`.
 
   Attributes:
-    loop: the thread that this happens in.
+    loop: the event loop, which runs in a thread of its own.
     arrays: gradients, means and states.
-    inbox: what the training loop reads.
+    inbox: notifications for the training loop.
     processes: the processes of the replica, of which this is one.
   """
 
@@ -76,12 +76,12 @@ class Driver:
       core: the protocol core.
       endpoint: its transport, and where its coordinator is.
       replica: the replica's id.
-      reducer: averages them.
+      reducer: averages gradients.
       initial: the initial state, a tree of arrays.
       step: the step of the initial state.
       apply: see `states.States`.
       deadlines: how long everybody waits.
-      silence: how long it and its coordinator may be silent to each other.
+      silence: how long the replica and its coordinator may be silent to each other.
       processes: the processes of its replica.
       shards: this process's shards of the state, if it spans several.
       inner: the initial state of the replica's own optimizer; None for none.
@@ -112,7 +112,7 @@ class Driver:
       self.arrays.states.published, self.enqueue, deadlines.replica
     )
     self._notify_training_loop = False
-    # When to look for transfers that are stuck.
+    # When to check for stuck transfers next.
     self._check_at = 0.0
     self._check_every = deadlines.transfer / 8
     self._effects = self._executed_by()
@@ -157,17 +157,17 @@ class Driver:
     self.loop.wake()
 
   def allocate(self) -> memoryview:
-    """Memory for a gradient; it is used again once no view of it is left."""
+    """Memory for a gradient; reused once no view of it is left."""
     return self._transport.allocate(self._nbytes)
 
   @property
   def process(self) -> str:
-    """How the coordinator calls this process."""
+    """The name of this process, as the coordinator knows it."""
     return self._transport.name
 
   @property
   def shares_memory(self) -> bool:
-    """Whether its peers read arrays in its memory; from any thread."""
+    """Whether peers read arrays in this process's memory; callable from any thread."""
     return self._transport.shares_memory
 
   def stats(self) -> dict[str, int]:
@@ -228,20 +228,21 @@ class Driver:
       if self.loop.closing:
         break
       if now >= self._check_at:
-        # A transfer that is stuck is noticed so much later.
+        # So a stuck transfer is noticed later by this interval at most.
         self._check_at = now + self._check_every
         self.arrays.check()
         continue
       due = self._core.deadline()
       self.loop.due = min(due, self._check_at)
-      # Once: what the core waits for may be among the events to poll.
+      # Only once per call: the core may wait for events that have to be polled.
       if timed or due > now:
         break
       timed = True
       self._step(inputs.TimePassed(), now)
     if self._notify_training_loop:
       self._notify_training_loop = False
-      # The training loop takes the processor: others may get theirs first.
+      # Once it wakes, the training loop takes the processor, so pending messages are
+      # sent first.
       self._transport.flush()
       self.inbox.wake()
 
@@ -274,7 +275,7 @@ class Driver:
   # Effects.
 
   def _executed_by(self) -> dict[type, Callable[[Any], None]]:
-    """What executes each kind of effect; the training loop gets the others."""
+    """The function for each kind of effect; all other effects notify the loop."""
     return {
       fx.Send: self._send,
       fx.UseRun: self._use_run,
@@ -324,7 +325,7 @@ class Driver:
     self._notify(resolved)
 
   def _admitted(self, effect: fx.Admitted) -> None:
-    # What it asked while it searched does not matter any more.
+    # Once the replica is admitted, earlier failed connections don't matter any more.
     self._peers.unreached = ""
     self._notify(effect)
 

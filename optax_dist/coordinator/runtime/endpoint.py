@@ -1,4 +1,4 @@
-"""How a replica reaches the others, and its coordinator."""
+"""How a replica reaches other replicas and its coordinator."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Endpoint:
   """One replica's transport, and where its coordinator is.
 
   Attributes:
-    transport: to the other replicas.
-    coordinator: address of the coordinator, or where it is found.
+    transport: sends to other processes, and receives.
+    coordinator: address of the coordinator, or the URL of etcd, which has it.
     restart: starts the coordinator again, if this process may; it must not wait.
-    finder: asks for its address, if it is not always the same.
+    finder: looks up the coordinator's address, if it may change; None otherwise.
   """
 
   transport: sockets.Transport
@@ -39,7 +39,7 @@ class Endpoint:
   def connect(self, peer: str, address: str) -> None:
     """Connects to a peer, or to the coordinator."""
     if peer == COORDINATOR:
-      # It does not know the run before it has read its log.
+      # The coordinator can't know the run's nonce before it has read its log.
       finds = address if self.finder is None else self.finder.find
       self.transport.connect(peer, finds, b"")
     else:
@@ -51,14 +51,14 @@ class Endpoint:
       self.restart()
 
   def close(self, reason: str = "") -> None:
-    """Closes the transport; peers are told why."""
+    """Closes the transport; peers get the reason."""
     if self.finder is not None:
       self.finder.close()
     self.transport.close(reason)
 
   @contextlib.contextmanager
   def closed_on_error(self) -> Iterator[None]:
-    """Closes it if the replica that is to use it can't be made."""
+    """Closes the endpoint if the replica that is to use it can't be created."""
     try:
       yield
     except BaseException:
@@ -116,7 +116,7 @@ def connect(
   Args:
     coordinator: address of the coordinator, ``host:port``, or a URL of etcd.
     replica: the replica's id.
-    secret: of the job; may be empty if only this host can connect.
+    secret: the job's secret; may be empty if only this host can connect.
     silence: the rule for the seconds without a byte after which a peer is lost.
     bind: host name or IP address to listen on; None: loopback if the coordinator
       is on loopback, and all addresses otherwise.

@@ -1,4 +1,4 @@
-"""The thread that alone uses a replica's transport."""
+"""The only thread that uses a replica's transport."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CLOSE_SECONDS = 5.0
 
 
 class EventLoop:
-  """Polls a transport, and runs what other threads want done with it.
+  """Polls a transport, and runs functions that other threads post.
 
   Attributes:
     background: does slow work in a thread of its own.
-    closing: why it ends; "" while it goes on.
+    closing: why the loop ends; "" while it goes on.
     due: when to call `run_pending` at the latest; by the transport's clock.
-    posted: what it has yet to run.
-    process: the process that it lives in.
+    posted: the functions that it has yet to run.
+    process: the id of its process.
     wake: makes it call `run_pending` soon; callable from any thread.
   """
 
@@ -37,14 +37,14 @@ class EventLoop:
     run_pending: Callable[[], None],
     failed: Callable[[BaseException], None],
   ):
-    """Creates it; nothing happens before `start`.
+    """Creates the loop; nothing happens before `start`.
 
     Args:
       endpoint: its transport, and where its coordinator is; closed in the end.
       replica: the replica's id.
       handle: handles an event of the transport.
-      run_pending: does what follows from events, and from what was posted.
-      failed: called with an error that ends it.
+      run_pending: does what follows from events and posted functions.
+      failed: called with an error that ends the loop.
     """
     self.closing, self.wake = "", endpoint.transport.wake
     self._endpoint, self._replica = endpoint, replica
@@ -63,12 +63,12 @@ class EventLoop:
     self._thread.start()
 
   def call_soon(self, action: Callable[[], None]) -> None:
-    """Runs a function in its thread; callable from any."""
+    """Runs a function in the loop's thread; callable from any thread."""
     self.posted.append(action)
     self.wake()
 
   def run_posted(self) -> None:
-    """Runs what was posted; called in its thread, or before it starts."""
+    """Runs posted functions; called in the loop's thread, or before that starts."""
     while self.posted:
       self.posted.popleft()()
 

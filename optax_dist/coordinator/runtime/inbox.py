@@ -1,4 +1,4 @@
-"""What the event loop hands over to the training loop.
+"""The event loop's notifications for the training loop.
 
     event loop                  TrainingInbox                  training loop
 
@@ -25,13 +25,13 @@ from optax_dist.coordinator.protocol.messages import Call
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.ledger import Progress, Spans
 
-# Seconds within which a waiting thread looks at its clock: what is more has passed
-# while this process was stopped.
+# A waiting thread wakes at least this often, in seconds. A longer sleep means that the
+# process was stopped, and that time does not count.
 _POLL_SECONDS = 1.0
 
 
 class Published(NamedTuple):
-  """A state was published, and perhaps all replicas save it."""
+  """A state was published; `save` if all replicas save it."""
 
   state: State
   save: bool
@@ -42,16 +42,16 @@ Event: TypeAlias = fx.Answer | fx.Notice | Published
 
 @dataclasses.dataclass(slots=True)
 class Joined:
-  """What a replica knows of the run that it has joined.
+  """The run that a replica has joined, and its membership.
 
   Attributes:
     run_id: identifies the run; "" until it is known.
-    lineage: the runs that it continues.
-    incarnation: of the membership; -1 before the first.
+    lineage: the runs that the run continues.
+    incarnation: incarnation of the membership; -1 before the first.
     suspended: whether the replica is currently not a member.
     rejoins: number of times the replica was admitted again.
-    round_ends: when a step is expected to end in which the replica has joined, by
-      `time.monotonic`; infinity if that waits for it, or the replica is past it.
+    round_ends: when the step during which the replica has joined is expected to end,
+      by `time.monotonic`; infinity if that step waits for the replica, or is over.
   """
 
   run_id: str = ""
@@ -68,9 +68,9 @@ class TrainingInbox:
   Attributes:
     published: the state that all replicas share.
     to_save: the last state that all replicas save; None if there is none yet.
-    joined: the run that it has joined.
+    joined: the run that the replica has joined.
     requested: how many gradients to sum into a submission.
-    called: the last step that others have contributed to; -1: none yet.
+    called: the last step for which the coordinator has sent `Call`; -1 for none.
     left: whether the replica has left on its own request.
     finished: why the run has finished; None if it has not.
     failure: the error that ends the run for this replica.
@@ -96,11 +96,11 @@ class TrainingInbox:
     self.keeps_before = False
     self.on_finished: Callable[[], None] = lambda: None
     self.on_signal: Callable[[int], None] = lambda number: None
-    # Released once anything has changed that a thread may wait for.
+    # Released whenever anything changes that a thread may wait for.
     self._changed = threading.Lock()
     self._changed.acquire()
     published.before = published
-    # Each with the state before the latest commit.
+    # The answer to each submission, and the state before the latest commit then.
     self._answers: dict[int, tuple[fx.Answer, State]] = {}
 
   # Called by the event loop.
@@ -115,7 +115,8 @@ class TrainingInbox:
     match event:
       case Published(state, save):
         last, self.published = self.published, state
-        # That one itself if it came as a snapshot of several commits.
+        # After a snapshot of several commits the state before it is unknown, and the
+        # published state itself takes its place.
         keeps = self.keeps_before and state.step == last.step + 1
         state.before = last if keeps else state
         last.before = None
@@ -150,9 +151,9 @@ class TrainingInbox:
         assert_never(event)
 
   def wake(self) -> None:
-    """Wakes up a waiting thread; of several, the others look by themselves soon."""
-    # Nobody may have waited since the last time, or another thread is faster. Not
-    # `suppress`: this is done in every step.
+    """Wakes up one waiting thread; other waiting threads wake up by themselves soon."""
+    # The lock is already released if no thread has waited since. Not `suppress`, which
+    # is slower: this is done in every step.
     try:  # noqa: SIM105
       self._changed.release()
     except RuntimeError:
@@ -161,10 +162,10 @@ class TrainingInbox:
   # Called by the training loop, and when a signal has come.
 
   def signalled(self, number: int) -> None:
-    """Tells the other processes of the replica of a signal; here there are none."""
+    """Passes a signal on to the replica's other processes; here there are none."""
 
   def sync(self) -> None:
-    """Applies events so far; a single process sees them directly."""
+    """Applies the events so far; in a single process, they are applied already."""
 
   def agree(self, flag: bool) -> bool:
     """Process 0's value of the flag, if there are several processes."""
@@ -183,9 +184,9 @@ class TrainingInbox:
 
     Args:
       ready: what to wait for.
-      timeout: seconds; those in which this process was stopped don't count.
-      gives_up: whether to wait no longer, although nothing has come; process 0's
-        counts, if there are several processes.
+      timeout: seconds to wait; time in which this process was stopped doesn't count.
+      gives_up: whether to stop waiting although it is not ready; if the replica has
+        several processes, process 0's answer counts.
     """
     while not (is_ready := ready()) and not self.is_over and timeout > 0:
       if gives_up():
@@ -200,7 +201,7 @@ class TrainingInbox:
     return ended or self.failure is not None
 
   def _wait_once(self, timeout: float) -> float:
-    """Waits for a notification; returns how many seconds it waited awake."""
+    """Waits for a notification; returns the seconds of it without being stopped."""
     begun, longest = time.monotonic(), min(timeout, _POLL_SECONDS)
     self._changed.acquire(timeout=longest)
     return min(time.monotonic() - begun, longest)
@@ -213,7 +214,7 @@ class TrainingInbox:
   def before(self, sequence: int) -> State:
     """The state before the commit that included a submission.
 
-    After a snapshot the nearest one that is known: that of the snapshot.
+    After a snapshot, which skips commits, it is the snapshot's state.
     """
     return self._answers[sequence][1]
 
@@ -225,11 +226,11 @@ class TrainingInbox:
         del self._answers[old]
 
   def forget_progress(self, steps: Sequence[int]) -> None:
-    """Forgets the progress of steps that the training loop has no more use for.
+    """Forgets the progress at steps that the training loop no longer needs.
 
     Args:
-      steps: those of the states that it holds: it is all steps before the last of
-        these, but not theirs.
+      steps: the steps of the states that the loop holds. Progress at earlier steps than
+        the last of them is forgotten, but not at these steps themselves.
     """
     kept = {*steps} if self.to_save is None else {*steps, self.to_save.step}
     for step in list(self.progress):

@@ -1,4 +1,4 @@
-"""The processes that a replica is connected to, and why others are not reached."""
+"""The processes that a replica is connected to, and why it can't reach others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from optax_dist.coordinator.protocol import inputs, liveness
 from optax_dist.coordinator.runtime import endpoint as endpoints
 from optax_dist.coordinator.transport import interface as transports
 
-# Seconds for which a coordinator may be silent before it is known how long it is.
+# Seconds for which a coordinator may be silent before its usual silence is known.
 _SILENT = 7.0
 
 
@@ -16,11 +16,11 @@ class Peers:
   """The peers of one process.
 
   Attributes:
-    unreached: why another one could not be called; "" once this one is admitted.
+    unreached: why another process could not be reached; "" once the replica has joined.
   """
 
   def __init__(self, endpoint: endpoints.Endpoint, silence: liveness.Rule):
-    """Starts without any.
+    """Starts without peers.
 
     Args:
       endpoint: the transport, and where the coordinator is.
@@ -28,7 +28,8 @@ class Peers:
     """
     self.unreached = ""
     self._endpoint, self._transport = endpoint, endpoint.transport
-    # It compiles nothing meanwhile, and people are to know soon.
+    # The coordinator compiles no programs, so even at first a long silence means a
+    # loss, of which the user should hear soon.
     first = min(silence.first, _SILENT)
     self._silence = dataclasses.replace(silence, first=first)
 
@@ -40,12 +41,12 @@ class Peers:
     self._transport.disconnect(peer, reason)
 
   def up(self, event: transports.PeerUp) -> None:
-    """One is connected."""
+    """A peer is connected."""
     if event.peer == endpoints.COORDINATOR:
       self._transport.allow(event.peer, self._silence)
 
   def lost(self, event: transports.PeerLost) -> inputs.PeerLost:
-    """One is lost: what the core must know of it."""
+    """A peer is lost; returns the input for the core."""
     peer, how, reason = event.peer, event.how, event.reason
     if peer == endpoints.COORDINATOR:
       self._endpoint.revive(how)

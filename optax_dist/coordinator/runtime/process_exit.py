@@ -1,4 +1,4 @@
-"""Printing that never blocks: what a process says before it is evicted."""
+"""Printing that never blocks, for a process that is about to end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 
-# Seconds to wait until it is printed.
+# Seconds to wait until the text is printed.
 _PRINT_SECONDS = 1.0
 # Exit code of a process that ends itself: the launcher restarts its replica.
 EXIT_CODE = 75
@@ -16,7 +16,7 @@ EXIT_CODE = 75
 def say(text: str) -> None:
   """Prints a text to standard error, in a thread of its own.
 
-  Nobody may read the pipe that it is, and it may be full, or closed.
+  Standard error may be a pipe that is full, closed, or read by no process.
 
   Args:
     text: the text; it is lost if it can't be printed.
@@ -27,7 +27,7 @@ def say(text: str) -> None:
       print(text, file=sys.stderr, flush=True)
 
   thread = threading.Thread(target=write, name="optax-dist-exit", daemon=True)
-  with contextlib.suppress(RuntimeError):  # Out of threads.
+  with contextlib.suppress(RuntimeError):  # No more threads can be started.
     thread.start()
     thread.join(_PRINT_SECONDS)
 

@@ -1,8 +1,8 @@
-"""The processes of a replica: here one, which does all by itself.
+"""The processes of a replica: here a single one.
 
-A replica may be a JAX program of several processes, an optional part that then
-calls `use` with `Processes` of its own. These differ in who decides, which part of
-an array is here, and when the training loops see an event.
+A replica may be a JAX program of several processes. An optional part then calls `use`
+with `Processes` of its own, which differ in which process decides, which part of an
+array a process has, and when the training loops see an event.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from optax_dist.coordinator.runtime.states import Shards, State
 
 
 class Core(Protocol):
-  """What decides, one input at a time; see `protocol.client.client.Client`."""
+  """The part that decides, one input at a time, such as `Client` of the protocol."""
 
   def step(self, given: Any, now: float, /) -> Sequence[Any]:
     """Processes an input; returns the effects, in order."""
@@ -31,24 +31,24 @@ class Core(Protocol):
 
   @property
   def stalled(self) -> bool:
-    """Whether other replicas wait, as far as this one knows."""
+    """Whether other replicas wait, as far as this replica knows."""
     ...
 
   def missing(self, now: float) -> str:
-    """What it is waiting for, for an error message."""
+    """What the replica is waiting for, for an error message."""
     ...
 
 
 class Parts(NamedTuple):
-  """What this process has of the arrays of its replica.
+  """A process's part of the arrays of its replica.
 
   Attributes:
     shared: the state to start from, on the devices of all processes.
     inner: the state of the replica's own optimizer, likewise; None for none.
-    apply: the strategy's `apply`, compiled for it.
-    gradient: the shards of gradients; None if this process has all of them.
-    state: the shards of both states, likewise.
-    agreement: what replicas must agree on besides, as pairs of name and text.
+    apply: the strategy's `apply`, compiled for these arrays.
+    gradient: its shards of gradients; None if it has whole gradients.
+    state: its shards of both states; None if it has whole states.
+    agreement: more on which replicas must agree, as pairs of name and text.
   """
 
   shared: Any
@@ -60,35 +60,35 @@ class Parts(NamedTuple):
 
 
 class Processes:
-  """The processes of this replica, as one of them sees them: here it is the only one.
+  """The processes of this replica, from the view of one of them; here the only one.
 
   Attributes:
-    index: which one this is, from 0.
-    count: how many there are.
-    codec: of all messages on the connections of this process.
-    may_restart: whether others may take the place of those that are lost.
+    index: index of this process, from 0.
+    count: how many processes there are.
+    codec: encodes all messages on the connections of this process.
+    may_restart: whether other processes may replace lost ones.
   """
 
   index, count, may_restart = 0, 1, True
   codec: codec.Codec[Any] = messages.MESSAGES
 
   def name(self, replica: object) -> object:
-    """What a process of this replica is called."""
+    """The name of this process of a replica."""
     return replica
 
   def gather(self, text: str) -> list[str]:
-    """A short text of each process, in order; all of them call this."""
+    """Gathers a short text of each process, in order; all processes call this."""
     return [text]
 
   def meet(self, own: tuple[str, str], digest: str) -> tuple[str, str]:
-    """Exchanges addresses; all of them call this.
+    """Exchanges addresses; all processes call this.
 
     Args:
       own: name and address of this process.
       digest: fingerprint of its part of the shared state.
 
     Returns:
-      The replica's address, and a digest of all.
+      The replica's address, and a digest of the whole state.
     """
     return own[1], digest
 
@@ -103,13 +103,13 @@ class Processes:
     shared: Any,
     inner: Any = None,
   ) -> Parts:
-    """What this process has of the arrays.
+    """The part of the arrays that this process has.
 
     Args:
       strategy: computes the update.
       params: the initial parameters.
       shared: the initial state.
-      inner: that of the replica's own optimizer; None for none.
+      inner: the state of the replica's own optimizer; None for none.
 
     Raises:
       ValueError: parameters are sharded in a way that can't be exchanged.
@@ -119,11 +119,11 @@ class Processes:
   def inbox(
     self, published: State, enqueue: Callable[[Any], None], timeout: float
   ) -> TrainingInbox:
-    """What the training loop reads.
+    """Creates the inbox that the training loop reads.
 
     Args:
       published: the first state.
-      feed: queues an input for the core.
+      enqueue: queues an input for the core.
       timeout: seconds that another process may take to reach the same point
         of the program.
     """
@@ -134,11 +134,11 @@ _program = Processes()
 
 
 def use(processes: Processes) -> None:
-  """Makes these the processes of the replica that this JAX program is."""
+  """Sets the processes of the replica which this JAX program is."""
   global _program
   _program = processes
 
 
 def of_this_program() -> Processes:
-  """The processes of this JAX program, as one replica: one, unless `use` says so."""
+  """The processes of the replica which this JAX program is, as set by `use`."""
   return _program

@@ -4,10 +4,10 @@
     Publish           -> the state ahead is the published one
     Restore  snapshot -> the published one
 
-The protocol core counts steps; the arrays are here. A state may be published
-before it is computed: its readers wait. Who computes it: the event loop, if it
-is small; a background thread; or, in a replica of several processes, whoever
-reads it first, which is the training loop.
+The protocol core counts steps; the arrays are here. A state may be published before it
+is computed; then its readers wait. A small state is computed by the event loop, a large
+one by a background thread. In a replica of several processes, the first reader computes
+it, which is the training loop.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
 from optax_dist.coordinator.runtime import trees
 from optax_dist.coordinator.strategies import hyperparams
 
-# What takes longer is done in the background, so that messages go on meanwhile: a
-# snapshot or a fingerprint of more bytes, an update of more seconds.
+# A snapshot, update or fingerprint of a state of more bytes is computed in the
+# background, so that the event loop handles messages meanwhile.
 _SMALL = 256 << 10
-# A state of more bytes is not computed beside the gradient that it comes from.
+# A state of more bytes is computed only once its gradient is freed, to save memory.
 _LARGE = 64 << 20
-# A smaller array of a snapshot would keep all of its memory, perhaps for ever.
+# Smaller arrays of a snapshot are copied: a view would keep the whole snapshot alive.
 _COPIED = 64 << 10
+# An update of fewer seconds is computed at once, by the event loop.
 _QUICK = 0.005
 # Seconds after which a thread that waits for a state looks whether to go on.
 _POLL_SECONDS = 1.0
@@ -67,12 +68,12 @@ class Shards(Protocol):
 
 
 class State:
-  """The state all replicas share at a step; it may still be being computed.
+  """The state all replicas share at a step; it may not be computed yet.
 
   Attributes:
     step: its step.
-    inner: the state of a replica's own optimizer that goes with it: of this
-      replica, or of the one that served it; None without a strategy that has one.
+    inner: the state of a replica's own optimizer that goes with it: of this replica,
+      or of the replica that served it; None if the strategy has no such optimizer.
     is_ready: whether it is computed, so that `get` does not wait.
     before: the state before it, while it is the published one.
     value: the arrays, once it is ready; see `get`.
@@ -85,17 +86,17 @@ class State:
     self.before: State | None = None
     self.value = value
     self._error: BaseException | None = None
-    # Held until it is ready.
+    # Locked until the state is ready.
     self._pending = threading.Lock()
     if not self.is_ready:
       self._pending.acquire()
-    # For a state that its first reader computes, and what runs after that.
+    # For a state that its first reader computes, and the actions that follow.
     self._work: Callable[[], Any] | None = None
     self._post: Callable[[Callable[[], None]], None] | None = None
     self._actions: list[Callable[[], None]] = []
 
   def compute(self, work: Callable[[], Any]) -> None:
-    """Computes it in this thread."""
+    """Computes the state in this thread."""
     try:
       self.value = work()
     except BaseException as error:
@@ -112,30 +113,30 @@ class State:
     work: Callable[[], Any],
     post: Callable[[Callable[[], None]], None],
   ) -> None:
-    """Lets the first thread that gets it compute it.
+    """Lets the first thread that gets the state compute it.
 
     Args:
-      work: computes it.
+      work: computes the state.
       post: schedules a function on the event loop.
     """
     self._work, self._post = work, post
 
   def then(self, action: Callable[[], None]) -> None:
-    """Runs a function on the event loop, which calls this, once it is ready.
+    """Runs a function on the event loop, which calls this, once the state is ready.
 
-    Immediately, unless the state was deferred: background work that uses the
-    state runs after it was computed there.
+    The function runs immediately, unless the state was deferred. Background work that
+    the function starts runs after the state was computed there.
     """
     if self._post is None or self.is_ready:
       action()
       return
     self._actions.append(action)
-    if self.is_ready:  # Since then.
+    if self.is_ready:  # Another thread has computed it since the first check.
       self._run_actions()
 
   def _run_actions(self) -> None:
     while self._actions and self._post is not None:
-      # An action has the state, and two threads may come here.
+      # Popped, since an action refers to the state; and two threads may run this.
       with contextlib.suppress(IndexError):
         self._post(self._actions.pop())
 
@@ -163,10 +164,10 @@ class States:
   """The published state, and at most one that is computed ahead.
 
   Attributes:
-    published: the state that the log has decided.
+    published: the state after the last commit.
     nbytes: size of a state in a snapshot.
     inner: the state of this replica's own optimizer, as `keep` sets it.
-    seconds: that the last update took.
+    seconds: seconds that the last update took.
   """
 
   def __init__(
@@ -185,22 +186,22 @@ class States:
       initial: a tree of arrays.
       step: its step.
       apply: computes the next state.
-      background: runs slow work; small states are computed at once, and all
-        are without it.
+      background: runs slow work; small states are computed at once, and without
+        `background` all states are.
       post: schedules a function on the event loop.
-      shards: of a state (and what is in `inner`) whose arrays span several
-        processes. The first thread that gets a state computes it then: the
-        training loop's, where all processes of a replica launch the same
+      shards: this process's shards of a state (and of `inner`) whose arrays span
+        several processes. Then the first thread that gets a state computes it: that of
+        the training loop, since there all processes of a replica launch the same
         programs in the same order.
       inner: the initial value of `inner`, a tree of arrays; None for none.
     """
     self.published = State(step, initial, inner)
     self._speculative: State | None = None
-    # What computes it once it is published; None if it is computed.
+    # Computes the speculative state once it is published; None if that has begun.
     self._postponed: Callable[[], Any] | None = None
     self._apply = apply
     leaves, self._tree = jax.tree.flatten((initial, inner))
-    # Not the leaves, which would live as long as this.
+    # The leaves themselves are not kept: they would live as long as this object.
     self._restorers = list(map(trees.restorer, leaves))
     self._shards, self._post = shards, post
     self.inner, self._is_own = inner, False
@@ -208,7 +209,7 @@ class States:
     self._layout = layout.layout(blocks).bounded(0)
     self.nbytes = self._layout.nbytes
     self._background = background if self.nbytes > _SMALL else None
-    # The first update may be slow.
+    # The first update may compile, so it is not assumed to be quick.
     self.seconds, self._is_quick = 0.0, False
 
   def apply(
@@ -219,14 +220,14 @@ class States:
   ) -> None:
     """Computes the state after the published one, before it is published.
 
-    A large one waits for that: the gradient is freed then, so both don't take
-    memory at once.
+    A large state is computed only when it is published: by then the gradient is freed,
+    so the two don't take memory at the same time.
 
     Args:
       read: returns the leaves of the mean.
       changes: hyperparameters to set before, by name.
-      reused: whether the mean's memory is used again once it is computed; if not,
-        the program is started, and nobody waits for it here.
+      reused: whether the mean's memory is reused after the computation, which then has
+        to be awaited; if not, the program is only started.
     """
     base = self.published
     after = self._speculative = State(base.step + 1)
@@ -262,7 +263,7 @@ class States:
       self._compute(self.published, work)
 
   def restore(self, step: int, raw: np.ndarray) -> None:
-    """Continues from the bytes that `parts` has on another replica."""
+    """Continues from the bytes of a state that another replica's `parts` returned."""
     self._speculative = self._postponed = None
     after = self.published = State(step)
 
@@ -275,20 +276,24 @@ class States:
     self._compute(after, work)
 
   def _with_inner(self, after: State, value: Any) -> Any:
-    """Notes what goes with a state; the optimizer has it from its next exchange on."""
+    """Attaches the replica's own optimizer to a state, with its new hyperparameters.
+
+    The optimizer itself gets these at its next exchange.
+    """
     if self.inner is not None:
       after.inner = hyperparams.put(self.inner, value.hyperparams)
     return value
 
   def keep(self, inner: Any) -> None:
-    """Sets what goes with states from now on; from any thread.
+    """Sets the state of the replica's own optimizer, which goes with later states.
 
-    Until then it is what the replica was created with, or what a snapshot has.
+    Before the first call, it is the initial state or that of a snapshot. Callable from
+    any thread.
     """
     self.inner, self._is_own = inner, True
 
   def parts(self, state: State) -> list[memoryview]:
-    """A state's bytes in order, where they are; they stay as they are."""
+    """A state's bytes in order, without a copy where possible; they don't change."""
     value = state.get()
     leaves = jax.tree.leaves((value, state.inner))
     if self._shards is not None:
@@ -327,7 +332,7 @@ class States:
     if self._shards is not None:
       return jax.tree.unflatten(self._tree, self._shards.join(arrays))
     pairs = zip(self._restorers, arrays, strict=True)
-    # The others stay where they were received.
+    # Large arrays stay in the memory that received them.
     leaves = [
       restore(array.copy() if array.nbytes < _COPIED else array)
       for restore, array in pairs

@@ -1,4 +1,4 @@
-"""Threads of a replica, which compute in its precision."""
+"""Threads of a replica, which compute in the precision of the training loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def in_this_precision(target: Callable[..., T]) -> Callable[..., T]:
   another thread computes would be rounded to float32.
 
   Args:
-    target: what the other thread runs.
+    target: the function that the other thread runs.
 
   Example:
     >>> with jax.enable_x64(True):

@@ -19,10 +19,10 @@ class Stopwatch:
       begin -> computes -> computed -> encodes -> submitted -> waits -> begin
 
   Attributes:
-    mark: when the computation began, or was last `computed`.
-    step: what is computed, for the watchdog: another object for each step; None
-      while nothing is.
-    thread: that of the training loop.
+    mark: when the computation began, or `computed` was last called.
+    step: a new object for each step that is being computed, for the watchdog; None
+      while no step is computed.
+    thread: the thread of the training loop.
   """
 
   def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Stopwatch:
     self._computed = 0.0
     # When the last submission was sent, until the next computation begins.
     self._sent: float | None = None
-    # Seconds between them, since the last submission.
+    # Seconds from submissions to the next computations, since the last submission.
     self._waited = 0.0
     self._moved = 0, 0
 
@@ -63,10 +63,10 @@ class Stopwatch:
   def submitted(
     self, exchanged: float, applied: float, moved: tuple[int, int]
   ) -> Timings:
-    """What is sent with a submission.
+    """The timings to send with a submission.
 
     Args:
-      exchanged: seconds that the exchange of the previous one took.
+      exchanged: seconds that the exchange of the previous submission took.
       applied: seconds that the last update took.
       moved: bytes received and sent so far.
     """
@@ -101,5 +101,5 @@ def _count(event: str, duration_secs: float, **_: Any) -> None:
     _compiled.seconds += duration_secs
 
 
-# At the import, so that no two threads can do it.
+# At the import, so that it is registered exactly once.
 jax.monitoring.register_event_duration_secs_listener(_count)

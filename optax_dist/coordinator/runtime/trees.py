@@ -35,7 +35,7 @@ def as_params(params: Any) -> Any:
       raise TypeError(
         f"{name} must be an array, got {type(leaf).__name__}. {_REMEDY}."
       )
-    # JAX has no arrays of objects or texts, and would not name the leaf.
+    # Checked here, since JAX's error for an array of objects or texts names no leaf.
     dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.asarray(leaf).dtype
     if not jnp.issubdtype(dtype, jnp.floating):
       raise TypeError(
@@ -53,32 +53,33 @@ def as_params(params: Any) -> Any:
 
 
 def own(array: Any) -> Any:
-  """An array into which nobody writes: a copy of one of NumPy's.
+  """An array that the caller can't change: NumPy arrays are copied.
 
-  JAX does not always copy these, and a program may write into them before JAX has
-  read them.
+  JAX does not always copy NumPy arrays, and a program may write into them before JAX
+  has read them.
   """
   return np.array(array) if isinstance(array, np.ndarray) else array
 
 
 def placed_like(array: Any, leaf: jax.Array) -> jax.Array:
-  """Puts an array where a leaf is; committed to its devices only if that is.
+  """Puts an array on a leaf's devices, committed to them only if the leaf is.
 
-  Otherwise a program that takes one of them would be compiled anew for the other.
+  Otherwise a program that was compiled for the leaf would be compiled again for the
+  array.
   """
   return jax.device_put(array, leaf.sharding if leaf.committed else None)
 
 
 def leaves_of(tree: Any) -> list[Any]:
-  """The leaves of a tree; of random keys, their words."""
+  """The leaves of a tree; random keys as their words."""
   return [words_of(leaf)[0] for leaf in jax.tree.leaves(tree)]
 
 
 def restorer(leaf: Any) -> Callable[[Any], Any]:
-  """What puts arrays on the devices of a leaf, which it does not keep.
+  """A function that puts arrays on the devices of a leaf, without keeping the leaf.
 
-  Nobody may write to the memory of the arrays any more. The words of a random key
-  become a key.
+  The arrays' memory must not be written to any more. The words of a random key become
+  a key.
   """
   if not isinstance(leaf, jax.Array):
     return lambda array: array
@@ -106,7 +107,7 @@ def widened(tree: Any, like: Any) -> Any:
 
 
 def soundness(tree: Any) -> Callable[[Any], bool]:
-  """What checks that all numbers which are finite in a tree still are in another.
+  """A function which checks that all leaves that are finite in a tree still are.
 
   Example:
     >>> is_sound = soundness({"best": jnp.inf, "mean": jnp.zeros(2)})
@@ -234,7 +235,7 @@ class Template:
           f"grads{name} must be {like.dtype}{list(like.shape)}, as the"
           f" parameter, got {dtype or type(grad).__name__}{list(shape)}."
         )
-    # They may be part of a sum, which is submitted later.
+    # Copied, since they may become part of a sum that is submitted later.
     owned = [own(leaf) for leaf in leaves]
     grads = jax.tree_util.tree_unflatten(self._tree, owned)
     return grads if self._is_local else self._place(grads)

@@ -1,10 +1,10 @@
-"""The update of a step: what is sent of a gradient, and what its mean changes.
+"""The update of a step: splits a gradient to send it, and applies a mean.
 
     gradient  -> split            ->  this process's arrays, to be encoded
     mean      -> apply(shared, .) ->  the shared state of the next step
 
-A process of a replica with several has shards of gradients and of the state; the
-update runs on whole arrays, over the devices of all of them.
+A process of a multi-process replica has shards of gradients and of the state; the
+update runs on whole arrays, over the devices of all processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Update:
   """The update by a strategy, for one process.
 
   Attributes:
-    blocks: shapes and dtypes of what is sent of a gradient.
+    blocks: shapes and dtypes of the arrays of a gradient that are sent.
   """
 
   def __init__(
@@ -32,14 +32,14 @@ class Update:
     """Prepares the update.
 
     Args:
-      strategy: computes it.
+      strategy: computes the update.
       params: the initial parameters.
-      parts: what this process has of the arrays.
+      parts: this process's part of the arrays.
     """
     self._update = parts.apply
     self._shards = parts.gradient
     leaves, self._tree = jax.tree.flatten(strategy.exchanged(params))
-    # Not the arrays, which would live as long as this.
+    # The arrays themselves are not kept: they would live as long as this object.
     self.blocks = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
     if self._shards is not None:
       self.blocks = self._shards.templates
@@ -56,7 +56,7 @@ class Update:
 
     Args:
       shared: the state before it.
-      leaves: of the mean, or this process's shards of them.
+      leaves: the leaves of the mean, or this process's shards of them.
     """
     arrays: Sequence[Any] = leaves
     if self._shards is not None:

@@ -20,7 +20,8 @@ from optax_dist.coordinator.runtime import process_exit
 from optax_dist.coordinator.runtime.timings import Stopwatch
 from optax_dist.coordinator.transport.clock import AwakeClock
 
-# A step that no one waits for may be an evaluation, or a pause in a notebook.
+# Seconds for a step that no other replica waits for: it may be an evaluation, or a
+# pause in a notebook.
 _UNHURRIED = 3600.0
 # Characters of the stacks written to the journal.
 _MAX_STACK_CHARS = 16_000
@@ -29,10 +30,10 @@ _MAX_STACK_CHARS = 16_000
 class Steps:
   """How long steps take, and whether the current one takes too long.
 
-  A step lasts from when the training loop gets parameters, or samples, until it
-  submits its gradient, or waits for others, which has its own deadlines. The
-  stopwatch of the training loop says which step that is at; the watchdog looks how
-  long that is so, often enough for the deadlines that it has.
+  A step begins when the training loop gets parameters or samples. It ends when the loop
+  submits its gradient, or waits for others, since waits have their own deadlines. The
+  loop's stopwatch has the current step, and the watchdog polls it, often enough for its
+  deadlines.
   """
 
   def __init__(self, limit: liveness.Rule, stopwatch: Stopwatch):
@@ -40,10 +41,10 @@ class Steps:
 
     Args:
       limit: the rule for the seconds that a step may take.
-      stopwatch: that of the training loop.
+      stopwatch: the stopwatch of the training loop.
     """
     self._taken, self._stopwatch = liveness.Silence(limit), stopwatch
-    # The step at the last look, and when it was first seen.
+    # The step at the last poll, and when it was first seen.
     self._looked_at: object | None = None
     self._since = 0.0
 
@@ -62,16 +63,16 @@ class Steps:
     return 0.0 if current is None else now - self._since
 
   def is_stuck(self, lasts: float, awaited: bool) -> bool:
-    """Whether it takes so long that the replica should be evicted.
+    """Whether the step takes so long that the replica should be evicted.
 
     Args:
-      lasts: how long it has taken.
+      lasts: how long the step has taken.
       awaited: whether other replicas wait.
     """
     most = self.deadline
     rule = self._taken.rule
     if rule.floor < rule.ceiling and not awaited:
-      most = max(_UNHURRIED, most)  # Nobody has said how long it may take.
+      most = max(_UNHURRIED, most)  # The caller has set no `step_timeout`.
     return lasts > most
 
 
@@ -93,8 +94,8 @@ class Watchdog:
       stopwatch: likewise.
       name: name of the replica, for messages.
       awaited: whether other replicas wait.
-      evict: evicts the replica, given the reason and its threads' stacks;
-        None: it is only logged.
+      evict: evicts the replica, given the reason and its threads' stacks; if None,
+        a stuck step is only logged.
     """
     self._steps, self._stopwatch = Steps(limit, stopwatch), stopwatch
     self._name, self._awaited, self._evict = name, awaited, evict

@@ -1,1 +1,1 @@
-"""A replica as its training loop sees it: what it submits, and how it waits."""
+"""A replica as its training loop sees it: how it submits gradients, and waits."""

@@ -1,4 +1,4 @@
-"""What a training loop does with its replica: one call at a time, and no edits."""
+"""The calls of a training loop: one at a time, and without edits of states."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from optax_dist.coordinator.training import preemption
 from optax_dist.coordinator.training.participant import Loop, Participant
 from optax_dist.coordinator.training.waiting import SynchronousLoop
 
-# Tokens of one step: the sum of those of a million steps fits into 64 bits.
+# The most tokens of one step, so that the sum over a million steps fits into 64 bits.
 _MOST_TOKENS = 10**12
 
 
 class Views:
   """The states that a training loop has been shown, as copies of their containers.
 
-  All replicas must have the same state: an edit in place is found, and refused.
+  All replicas must have the same state, so an edit in place is found and refused.
 
   Example:
     >>> views, state = Views(), {"rate": 0.5}
@@ -46,7 +46,7 @@ class Views:
     self._shown: dict[str, tuple[Any, list[Any], Any]] = {}
 
   def show(self, name: str, tree: Any) -> Any:
-    """A state to look at; the same one until the state is another."""
+    """A copy of a state to look at; the same copy until the state changes."""
     known = self._shown.get(name)
     if known is None or known[0] is not tree:
       leaves, structure = tree_util.tree_flatten(tree)
@@ -55,10 +55,10 @@ class Views:
     return known[2]
 
   def check(self) -> None:
-    """Refuses edits of what was shown.
+    """Refuses edits of states that were shown.
 
     Raises:
-      ValueError: there is one; it is dropped.
+      ValueError: a state was edited; the edit is dropped.
     """
     for name, (_, leaves, copy) in list(self._shown.items()):
       if [*map(id, leaves)] != [*map(id, tree_util.tree_leaves(copy))]:
@@ -94,7 +94,7 @@ class TrainingCalls:
     self.heed(preempted)
 
   def heed(self, preempted: preemption.Preemption | None) -> None:
-    """Leaves after a step once a signal has come, or amid one if it takes long."""
+    """Leaves after a step once a signal has come, or during a step that takes long."""
     self.preempted = preempted
     if preempted is not None:
       inbox = self._participant.inbox
@@ -107,16 +107,16 @@ class TrainingCalls:
     """See `Replica.step`.
 
     Args:
-      held: the gradient. It is taken out: without a name for it here or there, it
-        is freed as soon as its mean is known.
-      batch: its data.
-      tokens: that it was computed on.
+      held: a list with the gradient, which is taken out of it: if neither caller nor
+        callee keeps a reference, it is freed as soon as its mean is known.
+      batch: the label of its data.
+      tokens: the number of tokens that it was computed on.
     """
     participant = self._participant
     phases.slow_down(time.monotonic() - participant.stopwatch.mark)
     count = 1
     if tokens is not None:
-      with contextlib.suppress(TypeError):  # Of what is no integer.
+      with contextlib.suppress(TypeError):  # Not an integer: refused below.
         count = operator.index(tokens)
         if self.loop.weighs_tokens and 0 <= count <= _MOST_TOKENS:
           tokens = None
@@ -155,7 +155,7 @@ class TrainingCalls:
       self._lock.release()
 
   def leases(self) -> Iterator[ledger.Spans]:
-    """The positions of the next gradient, until there are none."""
+    """The sample positions of each next gradient, until the run has no more."""
     while True:
       self._enter()
       try:
@@ -170,7 +170,7 @@ class TrainingCalls:
       yield spans
 
   def _next_lease(self) -> ledger.Spans | None:
-    """The samples of the next gradient, as soon as some are leased."""
+    """The samples of the next gradient, as soon as samples are leased."""
     participant = self._participant
     participant.driver.check_process()
     submission = participant.submission
@@ -191,7 +191,7 @@ class TrainingCalls:
       seen.sync()
       is_loop = participant.stopwatch.thread == threading.get_ident()
       if is_loop and seen.finished is not None and seen.failure is None:
-        # Others may have taken the last steps since this one's last call.
+        # Other replicas may have taken the last steps since this loop's last call.
         self.loop.ended(0)
     return participant.is_over
 
@@ -219,7 +219,7 @@ class TrainingCalls:
   # Helpers.
 
   def _enter(self) -> None:
-    """Refuses a second thread, which could get the first one's answer; and edits."""
+    """Refuses edits, and a second thread, which could get the first thread's answer."""
     if not self._lock.acquire(blocking=False):
       raise RuntimeError(
         f"Two threads are using replica {self._participant.replica!r} at once. A"
@@ -242,12 +242,12 @@ class TrainingCalls:
     return self.loop.ended(gradients)
 
   def _left(self) -> Outcome:
-    """Leaves amid a step; what others decide of it is not waited for."""
+    """Leaves during a step, without waiting for the step's outcome."""
     self.leave()
     return self._participant.outcome("finished", finished=True)
 
   def _label(self, batch: Any) -> str:
-    """A batch as JSON, short enough for a record with those of all gradients."""
+    """A batch's label as JSON, short enough that all labels of a step fit a record."""
     if batch is None:
       return "null"
     text, most = journal.to_json("batch", batch), self._participant.most_text
@@ -259,7 +259,7 @@ class TrainingCalls:
     return text
 
   def _after(self, outcome: Outcome) -> Outcome:
-    """Announces a step to save at; after SIGTERM leaves, or has all save first."""
+    """Announces a step to save at; after SIGTERM requests a save, or leaves."""
     participant, preempted = self._participant, self.preempted
     outcome = participant.announce(outcome)
     if preempted is None or outcome.finished:

@@ -1,4 +1,4 @@
-"""The samples of one replica: which of those that are leased it computes on."""
+"""The samples that one replica computes on, out of those leased to it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class Draws:
   """The samples drawn for the next gradient.
 
   Attributes:
-    seen: what the event loop has notified of, until now.
-    each: samples of one draw; 0: samples are not leased.
-    window: samples of a step, if step s has those from s * window on; 0: they may
-      be any.
-    drawn: the samples of the gradient that is computed; None: none are drawn.
+    seen: the notifications of the event loop so far.
+    each: samples of one draw; 0 if samples are not leased.
+    window: the number of samples of a step, if step s has the samples from s * window
+      on; 0 if a step may have any samples.
+    drawn: the samples of the gradient that is being computed; None if none are drawn.
   """
 
   def __init__(self, seen: TrainingInbox, each: int, window: int):
-    """Starts without any."""
+    """Starts without samples."""
     self.seen, self.each, self.window = seen, each, window
     self.drawn: Spans | None = None
-    # With local steps a gradient has the samples of all of them.
+    # The samples of earlier local steps: a submitted gradient has those of all of them.
     self._kept: list[Spans] = []
 
   @property
   def computed(self) -> Spans:
-    """The samples of the gradient that is added next."""
+    """The samples of the gradient that is added to the sum next."""
     return sp.join(*self._kept) if self._kept else ()
 
   def keep(self) -> None:
@@ -42,12 +42,12 @@ class Draws:
       self.drawn = None
 
   def take(self) -> Spans:
-    """The samples of a gradient, which is added now."""
+    """The samples of a gradient that is added to the sum now."""
     computed, self._kept = self.computed, []
     return computed
 
   def forget(self) -> None:
-    """What is computed is given up."""
+    """Abandons the gradient that is being computed; its samples can be drawn again."""
     self.drawn, self._kept = None, []
 
   def draw(self, step: int, summed: Iterable[Spans]) -> Spans | None:
@@ -57,7 +57,7 @@ class Draws:
     return self.drawn
 
   def left(self, step: int, summed: Iterable[Spans]) -> Spans:
-    """What is leased for a sum and not drawn yet.
+    """The samples that are leased for a sum and not drawn yet.
 
     Args:
       step: the step that the replica is at.
@@ -69,17 +69,17 @@ class Draws:
     )
 
   def leased(self, step: int) -> Spans:
-    """What is leased to the current membership, for the step it is at."""
+    """The samples leased to the current membership, for the step that it is at."""
     incarnation, spans = self.seen.lease
     if incarnation != self.seen.joined.incarnation or self.is_over(step):
       return ()
     return spans
 
   def is_leased_anew(self, step: int) -> bool:
-    """Whether a restarted coordinator has leased other samples amid local steps."""
+    """Whether a restarted coordinator has leased other samples between local steps."""
     return bool(sp.minus(self.computed, self.leased(step)))
 
   def is_over(self, step: int) -> bool:
-    """Whether the lease is of another step than the one it is at."""
+    """Whether the lease is for another step than the one the replica is at."""
     spans = self.seen.lease[1] if self.window else ()
     return bool(spans) and spans[0][0] // self.window != step

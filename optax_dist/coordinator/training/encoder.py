@@ -1,4 +1,4 @@
-"""A gradient as the bytes that are sent of it."""
+"""Encodes a gradient as the bytes that are sent."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Encoded(NamedTuple):
   """An encoded sum of gradients.
 
   Attributes:
-    finite: whether all its numbers are; if not, there are no bytes of it.
+    finite: whether all its numbers are finite; if not, it has no bytes.
     payload: its bytes, if it is sent inline.
     parts: its bytes otherwise.
-    work: what the coordinator's policy must know of it.
+    work: what the coordinator's policy must know of this sum.
   """
 
   finite: bool = True
@@ -43,24 +43,25 @@ class Encoder:
   def __init__(
     self, model: Model, template: Template, samples: Samples, inline: bool
   ):
-    """Prepares it.
+    """Prepares the encoder.
 
     Args:
-      model: whose gradients they are.
-      template: what they must be like.
-      samples: how they were summed.
-      inline: whether they are sent in messages.
+      model: the model whose gradients are encoded.
+      template: the structure, shapes and dtypes that gradients must have.
+      samples: how gradients were summed.
+      inline: whether gradients are sent in messages.
     """
     self._update, self.fit = model.update, template.fit
-    # Joining replicas get that state, and so does the replica itself after a change
-    # that was not finite.
+    # Only a finite state is kept: joining replicas get it, and so does the replica
+    # itself after a local change that was not finite.
     self.is_sound = trees.soundness(model.parts.inner)
-    # What comes while a step is aggregated is all in the next one.
+    # Gradients that arrive while a step is aggregated are all in the next step, so a
+    # mean may have this many terms.
     numbers = model.strategy.quorum
     terms = max(numbers.replicas_to_aggregate, numbers.total_num_replicas)
     self._layout = model.layout.bounded(terms)
     self._is_summed = samples.sums is not None
-    # For gradients that are sent inline.
+    # Reused memory for gradients that are sent inline.
     self._memory: np.ndarray | None = None
     if inline:
       self._memory = np.empty(model.layout.nbytes, np.uint8)
@@ -74,8 +75,8 @@ class Encoder:
 
     Args:
       total: the sum; None for a stale one, of which nothing is sent.
-      work: what is known of it without its numbers.
-      driver: has memory for it, and knows where it goes.
+      work: the policy's part of the submission, if it does not depend on the sum.
+      driver: allocates memory, and knows whether peers share it.
     """
     if total is None:
       return Encoded(work=work)
@@ -94,10 +95,10 @@ class Encoder:
     return Encoded(True, b"", parts, work)
 
   def _buffer(self, driver: Driver) -> tuple[np.ndarray, bool]:
-    """Memory for the bytes, and whether large arrays stay where they are."""
+    """Memory for the bytes, and whether large arrays are sent without a copy."""
     if self._memory is not None:
       return self._memory, False
     if driver.shares_memory:
-      # All are on this host, and read it there.
+      # All peers are on this host, and read the bytes in this memory.
       return np.frombuffer(driver.allocate(), np.uint8), False
     return np.empty(self._layout.nbytes, np.uint8), True

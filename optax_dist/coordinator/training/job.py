@@ -1,4 +1,4 @@
-"""The job of a replica: what its coordinator learns of it, and others must share."""
+"""Describes a replica's job, for its coordinator and for comparison with others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from optax_dist.coordinator.training.model import Model
 def is_inline(model: Model, settings: options.Options) -> bool:
   """Whether gradients are sent in messages.
 
-  Shards are exchanged however small they are: no process has the whole gradient.
+  Shards are exchanged between members even if they are small, since no process has the
+  whole gradient.
   """
   is_whole = model.parts.gradient is None
   return is_whole and model.layout.nbytes <= settings.inline_bytes
@@ -68,7 +69,7 @@ def _about(
   data: ledger.Batches | None,
   inline: bool,
 ) -> dict[str, Any]:
-  """What the journal says of the run."""
+  """The fields of the run's first line in the journal."""
   numbers = model.strategy.quorum
   return {
     "strategy": model.strategy.name,

@@ -1,4 +1,4 @@
-"""What a replica trains: the states that it begins with, and what updates them."""
+"""A replica's model: its initial states, and the update."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Model(NamedTuple):
   Attributes:
     strategy: what replicas share, keep and send.
     params: the initial parameters.
-    start: the initial state that all share, as it was given.
-    shared: the same, placed as by an update.
+    start: the initial state that all replicas share, as it was given.
+    shared: the same state, on the devices where an update puts it.
     inner: the initial state of the replica's own optimizer; None for none.
-    is_fresh: whether that is to be used even where another one has been served.
-    parts: what this process has of the arrays.
-    update: what is sent of a gradient, and what a mean changes.
-    layout: that of gradients, and of means.
+    is_fresh: whether to use `inner` even if a snapshot brings another replica's.
+    parts: this process's part of the arrays.
+    update: splits gradients, and applies means.
+    layout: the layout of gradients and means in bytes.
   """
 
   strategy: strategies.Strategy
@@ -58,17 +58,17 @@ def prepare(
     wire: the wire format of gradients.
     processes: the processes of the replica; None: this one.
     opt_state: the optimizer state of a checkpoint.
-    inner_state: that of the replica's own optimizer, or "fresh"; see `join`.
+    inner_state: the state of the replica's own optimizer, or "fresh"; see `join`.
 
   Raises:
-    ValueError, TypeError: an argument is not like the parameters.
+    ValueError, TypeError: an argument does not match the parameters.
   """
   params = trees.as_params(params)
   start = strategy.shared(params)
   if opt_state is not None:
     opt_state = trees.widened(opt_state, start.opt_state)
     trees.check_like("opt_state", opt_state, start.opt_state)
-    # Containers of another kind may have the same leaves.
+    # The caller's containers may be of another kind, with the same leaves.
     structure = jax.tree.structure(start.opt_state)
     own = map(trees.own, jax.tree.leaves(opt_state))
     opt_state = jax.tree.unflatten(structure, own)
@@ -83,7 +83,8 @@ def prepare(
   sent = layout.layout(made.blocks, wire)
   nothing = means.read(sent, np.zeros(sent.nbytes, np.uint8))
   after = made.apply(parts.shared, nothing)
-  # Otherwise programs would be compiled anew after an update.
+  # Placed as an update places it: otherwise the first update would change placements,
+  # and programs would be compiled again.
   shared = jax.tree.map(trees.placed_like, parts.shared, after)
   _compile_local(strategy, params, shared, parts.inner)
   return Model(
@@ -94,7 +95,7 @@ def prepare(
 def _compile_local(
   strategy: strategies.Strategy, params: Any, shared: Any, inner: Any
 ) -> None:
-  """Compiles what a replica does by itself between two exchanges."""
+  """Compiles the local computations of a replica between two exchanges."""
   if isinstance(strategy, strategies.WaitingStrategy) and inner is not None:
     local = strategy.local(shared, inner)
     grads = jax.tree.map(jnp.zeros_like, params)
@@ -106,15 +107,15 @@ def _compile_local(
 def _restored(
   inner_state: Any, fresh: Any, strategy: strategies.Strategy
 ) -> Any:
-  """The state of a replica's own optimizer, from a tree like it or its leaves.
+  """The state of a replica's own optimizer, from such a tree or from its leaves.
 
   Args:
     inner_state: the argument `inner_state` of `join`.
-    fresh: what the strategy begins with.
-    strategy: named in errors.
+    fresh: the state that the strategy begins with.
+    strategy: the strategy, for errors.
 
   Raises:
-    ValueError: it is not like the fresh one.
+    ValueError: `inner_state` does not match the fresh state.
   """
   if fresh is None:
     raise ValueError(
@@ -125,6 +126,6 @@ def _restored(
   trees.check_like("inner_state", words, trees.leaves_of(fresh))
   leaves, tree = jax.tree.flatten(fresh)
   pairs = zip(words, leaves, strict=True)
-  # Copies: the caller may write to its own.
+  # Copies, since the caller may write to its own arrays.
   made = [trees.restorer(leaf)(np.array(array)) for array, leaf in pairs]
   return jax.tree.unflatten(tree, made)

@@ -1,11 +1,11 @@
-"""A replica's part in a run: what its training loop and its event loop share.
+"""A replica's part in a run, shared by its training loop and its event loop.
 
     training loop   Replica.step -> Loop.add -> Participant.submit   a sum of gradients
                                              <- Participant.wait     its outcome
     event loop      Driver, which notifies the TrainingInbox
 
-`SynchronousLoop` is the `Loop` of most strategies; one whose replicas don't wait for
-each step has its own.
+`SynchronousLoop` is the `Loop` of most strategies; a strategy whose replicas don't wait
+for each step has a loop of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from optax_dist.coordinator.training.submission import Submission
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-# Seconds in which replicas usually join.
+# Seconds within which a replica usually joins; after that a warning is logged.
 _JOINS_WITHIN = 6.0
 
 
@@ -61,7 +61,7 @@ class Loop(Protocol):
     """The replica was admitted, and its training loop starts to compute.
 
     Args:
-      warm: whether it has compiled what it computes.
+      warm: whether the training loop's programs are compiled.
     """
     ...
 
@@ -71,19 +71,19 @@ class Loop(Protocol):
     Args:
       grads: a tree like the parameters.
       batch: its data for the journal, as JSON text.
-      tokens: that it was computed on.
+      tokens: the number of tokens that it was computed on.
     """
     ...
 
   def abandon(self) -> Outcome:
-    """Gives up the gradient that is computed, and catches up."""
+    """Abandons the gradient that is being computed, and catches up."""
     ...
 
   def ended(self, gradients: int) -> Outcome | None:
     """The outcome to return if nothing can be submitted any more.
 
     Args:
-      gradients: how many were computed, and are not in the submission.
+      gradients: how many gradients were computed that are not in the submission.
     """
     ...
 
@@ -95,12 +95,12 @@ class Participant:
     replica: its id.
     strategy: what replicas share, keep and send.
     settings: the options of the run.
-    samples: those that are leased to it, if any are.
-    encoder: makes of gradients what is sent.
+    samples: the samples that are leased to it, if any are.
+    encoder: encodes gradients.
     driver: the event loop.
-    inbox: what the event loop has notified.
-    submission: what is summed and submitted.
-    saving: the state of the common step to save; None: that of the parameters.
+    inbox: the notifications of the event loop.
+    submission: the sum of gradients, and its outcome.
+    saving: the state of the common step to save; None for the current state.
     stopwatch: measures the training loop.
     watchdog: finds a training loop that is stuck.
     tell: called with an event for the launcher, and its fields.
@@ -128,7 +128,7 @@ class Participant:
     probe: probes.Probe | None = None,
     follows: tuple[tuple[str, int], ...] = (),
   ):
-    """Prepares it; the event loop is started by `join`.
+    """Prepares the replica; its event loop is started by `join`.
 
     Args:
       endpoint: the replica's transport, and where its coordinator is.
@@ -137,13 +137,13 @@ class Participant:
       replica: its id.
       settings: the options of the run.
       opt_state: the optimizer state of a checkpoint.
-      inner_state: that of the replica's own optimizer, or "fresh"; see `join`.
+      inner_state: the state of the replica's own optimizer, or "fresh"; see `join`.
       global_step: the step of a checkpoint.
       on_stuck: called when the watchdog evicts the replica.
       processes: the processes of the replica; None: this one.
       data: the samples that are leased.
-      progress: which of them are in committed steps.
-      lineage: of a checkpoint: the runs that it comes from.
+      progress: which of these samples are in committed steps.
+      lineage: the runs that led to a checkpoint.
       probe: computes a gradient, to compare bits with other replicas.
       follows: earlier memberships of this program, which are closed.
     """
@@ -197,7 +197,7 @@ class Participant:
     self.saving: State | None = None
     # The last step announced to be saved.
     self._announced = -1
-    # Without a launcher to restart it, a process is ended only on request.
+    # Without a launcher to start it again, a process is ended only on request.
     ends = bool(settings.step_timeout or on_stuck)
     self.watchdog = watchdog.Watchdog(
       settings.steps,
@@ -246,7 +246,7 @@ class Participant:
       window=self.samples.window,
     )
 
-  # Its beginning and its end.
+  # Joining and leaving.
 
   def join(self, check: Callable[[], None]) -> None:
     """Starts the event loop, and waits until the replica is admitted.
@@ -263,7 +263,7 @@ class Participant:
     self.driver.start()
     check()
     if not (seen.wait(admitted, seconds) or seen.is_over):
-      # Only the coordinator reports stalls, and it may never be reached.
+      # Stalls are reported by the coordinator, which may be out of reach.
       _log.warning(
         "Replica %r has not joined the run after %.1f s, and waits for %.0f s more."
         " %s",
@@ -275,7 +275,7 @@ class Participant:
     self.driver.arrays.states.keep(self.driver.arrays.states.inner)
 
   def close(self) -> None:
-    """Stops the threads and waits for them, but for those of a parent process."""
+    """Stops the threads and waits for them; in a forked child there are none."""
     self.closed = True
     if self.driver.loop.is_forked:
       return
@@ -305,18 +305,18 @@ class Participant:
       self.inbox.left = True
 
   def abort(self, reason: str, failure: BaseException) -> None:
-    """Ends its part in the run at once, and closes it.
+    """Leaves the run at once because of an error, and closes the replica.
 
     Args:
-      reason: for the others.
-      failure: what the training loop gets.
+      reason: for the other replicas.
+      failure: the error that the training loop gets.
     """
     self.lose(reason)
     self.inbox.fail(failure)
     self.close()
 
   def lose(self, reason: str) -> None:
-    """Tells the others that it is lost, so that they need not wait for a timeout.
+    """Reports this replica as lost, so that the others need not wait for a timeout.
 
     Args:
       reason: why its program can't go on.
@@ -330,12 +330,12 @@ class Participant:
   def _evict(
     self, on_stuck: Callable[[str], None] | None, reason: str, stacks: str
   ) -> None:
-    """Called by the watchdog: the training loop is stuck."""
+    """Evicts the replica, when the watchdog finds that its training loop is stuck."""
     if self.inbox.left or self.inbox.failure is not None:
       return
     if self.inbox.finished is None:
       self.driver.evict(reason, stacks)
-    # After the run, too: its launcher waits for the end of this process.
+    # Also after the run, since the launcher waits for the end of this process.
     if on_stuck is not None:
       on_stuck(reason)
 
@@ -355,14 +355,15 @@ class Participant:
   def fresh_local(self) -> Any:
     """The local state of a replica that starts from the shared state.
 
-    Its own optimizer starts from what it had at its last exchange; before the first
-    one from a checkpoint, or from what came with a snapshot.
+    Its own optimizer starts from the state at its last exchange; before the first
+    exchange from the state of a checkpoint or of a snapshot.
     """
     return self.strategy.local(self.shared, self.driver.arrays.states.inner)
 
   def resume(self) -> None:
     """Continues from the current shared state."""
-    # In this order: it may be readmitted in between.
+    # The incarnation is read first: if the replica is admitted again in between, its
+    # next gradient is found to be of an old membership.
     incarnation = self.inbox.joined.incarnation
     published = self.inbox.published
     self.computed(published)
@@ -388,25 +389,26 @@ class Participant:
     return state.get(check)
 
   def forget(self) -> None:
-    """Forgets what the training loop has no more use for."""
+    """Forgets answers and progress that the training loop no longer needs."""
     self.inbox.forget_answers(self.submission.sequence)
     if self.inbox.progress:
       self.inbox.forget_progress(self.held_steps)
 
   def outcome(self, reason: str = "", **fields: Any) -> Outcome:
-    """The outcome of what was dropped for this reason, or was not."""
+    """The outcome of a gradient that was dropped for a reason, or applied ("")."""
     return Outcome(not reason, reason, self.submission.base.step, **fields)
 
   def announce(self, outcome: Outcome) -> Outcome:
     """Announces once that the common step to save has been reached.
 
-    Its state is kept for a slow replica, which may be past it.
+    The state of that step is kept, since a slow replica may be past it already.
     """
     step, to_save = self.submission.base.step, self.inbox.to_save
     self.saving = None
     if to_save is None or not self._announced < to_save.step <= step:
       return outcome
-    # Held before it is looked at: a newer one may replace it meanwhile.
+    # Held here until the program reads it: the event loop may replace `inbox.to_save`
+    # by a newer state.
     self.saving, self._announced = to_save, to_save.step
     return outcome._replace(save=to_save.step)
 
@@ -427,23 +429,23 @@ class Participant:
   # Submissions.
 
   def compute(self, first: bool) -> None:
-    """Times what is computed from now on.
+    """Times the computation that begins now.
 
     Args:
-      first: whether it is the first part of a submission.
+      first: whether it is the first one of a submission.
     """
     self.stopwatch.begin(first)
     self.watch()
 
   def watch(self) -> None:
-    """Watches a step from now on, if there will be one."""
+    """Has the watchdog watch a step from now on, unless the run is over."""
     self.stopwatch.step = None if self.is_over else object()
 
   def submit(self, inner_state: Any, work: bytes = b"") -> None:
     """Submits the sum, or reports stale gradients.
 
     Args:
-      inner_state: of the replica's own optimizer; None for none.
+      inner_state: the state of the replica's own optimizer; None for none.
       work: see `messages.SubmitGradient`.
     """
     submission = self.submission
@@ -471,21 +473,21 @@ class Participant:
   # Waits.
 
   def wait(self, ready: Callable[[], bool], what: str) -> None:
-    """Waits for something; no step is watched then, nor afterwards.
+    """Waits until something is ready; the watchdog watches no step from now on.
 
     Args:
-      ready: what to wait for, or for the run's end.
+      ready: whether to stop waiting; the run's end also stops the wait.
       what: the same for the error, as in "for the end of the run".
 
     Raises:
-      CoordinatorError: it did not come, or the run can't go on.
-      Late: it has not come yet, and the replica has to leave.
+      CoordinatorError: the wait took too long, or the run can't go on.
+      Late: the replica has to leave before it is ready.
     """
     if self.closed and not ready():
       self.raise_failure()
     self.stopwatch.step = None
     longest = self.settings.longest_wait
-    # Another thread may close it.
+    # Another thread may close the replica.
     gives_up = lambda: self.closed or self.gives_up()
     if self.inbox.wait(ready, longest, gives_up):
       return

@@ -3,8 +3,9 @@
 Schedulers send SIGTERM and, some seconds later, SIGKILL. On SIGTERM a replica
 finishes its step and leaves the run, and its training loop sees
 `Outcome.finished`. If all replicas are to save first, it asks them to, and
-leaves after the common step. A program that is elsewhere, in an evaluation or a
-warm-up, can ask whether there was a signal; a thread says so if it does not.
+leaves after the common step. While the program does not call `step`, as in an
+evaluation or a warm-up, it can ask whether there was a signal; if it does not ask, a
+thread prints a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from optax_dist.coordinator.runtime import process_exit
 
 MODES = ("leave", "save")
 DEFAULT_GRACE = 10.0
-# Calls of the program that are shown when it has not seen a signal.
+# How many calls of the program's stack the warning shows.
 _CALLS = 8
 # Shares of the grace period after which a replica waits for no step, and after which
 # it does not wait for its coordinator either: the rest is for the program.
@@ -33,15 +34,15 @@ _NO_STEP, LEAVES_ALONE = 0.5, 0.75
 
 
 class Late(Exception):
-  """So much of the grace period is over that the replica waits no longer."""
+  """Too much of the grace period is over: the replica stops waiting and leaves."""
 
 
 class Preemption:
   """How a replica reacts to SIGTERM.
 
   Attributes:
-    received: whether it was received.
-    tell: called with the signal's number once it has come to a member.
+    received: whether the signal was received.
+    tell: called with the signal's number once a member has received it.
   """
 
   def __init__(
@@ -74,8 +75,9 @@ class Preemption:
     self._joined = False
     self.tell: Callable[[int], None] = lambda number: None
     self._process = os.getpid()
-    # For the thread that watches: that a signal has come, and whether to this process,
-    # or the end. Its `put` may interrupt itself, as a signal handler does.
+    # For the watching thread: whether a signal came to this process or to another one
+    # of its replica; None to end. A `SimpleQueue`, since its `put` is safe in a signal
+    # handler that interrupts another `put`.
     self._news: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
     self._removed = threading.Event()
     self._seen = False
@@ -87,7 +89,7 @@ class Preemption:
   def install(self) -> None:
     """Installs the signal handlers.
 
-    Not if the program has a handler of its own, nor outside the main thread.
+    It does nothing outside the main thread, and keeps the program's own handlers.
     """
     if threading.current_thread() is not threading.main_thread():
       return
@@ -123,7 +125,7 @@ class Preemption:
       signal.signal(number, self._before.get(number, signal.SIG_DFL))
       os.kill(os.getpid(), number)
       return
-    # Nothing more for a member: the signal may interrupt any code.
+    # A member only notes the signal here, since it may interrupt any code.
     self.receive(number, own=True)
     if not self._joined:
       self.check()
@@ -135,17 +137,17 @@ class Preemption:
       self._news.put(own)
 
   def look(self) -> bool:
-    """Whether a signal has come, for a program that then knows."""
+    """Whether a signal has come; if so, the program now knows, and gets no warning."""
     self._seen = self._seen or self.received
     return self.received
 
   def is_late(self, share: float = _NO_STEP) -> bool:
-    """Whether a signal came so much of the grace period ago."""
+    """Whether this share of the grace period is over since a signal."""
     since = self._since
     return since is not None and time.monotonic() - since > share * self._grace
 
   def _watch(self) -> None:
-    """Says that the program does not see a signal, before it is killed."""
+    """Warns, before the process is killed, that the program has not seen the signal."""
     wait, own = _NO_STEP * self._grace, self._news.get()
     if own is None:
       return
@@ -165,13 +167,13 @@ class Preemption:
     )
 
   def check(self) -> None:
-    """Ends a program that was told to end before it is a member.
+    """Ends a program that got the signal before it is a member.
 
-    The signal's own exception is lost if it comes where Python drops it, such
+    Called again after the handler, because Python drops exceptions in some places, such
     as in JAX's callback of the garbage collector.
 
     Raises:
-      SystemExit: it was; it has nothing to finish, and may wait for long.
+      SystemExit: it got the signal; it has nothing to finish, and might wait for long.
     """
     if self._since is not None:
       raise SystemExit(128 + self._number)
@@ -188,15 +190,14 @@ class Preemption:
 
     Args:
       save: whether it was the common step to save at.
-      settled: whether nothing is left that the replica has computed and not
-        submitted.
+      settled: whether the replica has submitted all that it has computed.
     """
     if self._since is None:
       return False
     if self.is_late():
       return not save  # The program saves first.
     if self._mode == "save" and not self._saved:
-      # The step after which the program saves is the last but one.
+      # The replica takes one more step after the one at which its program saves.
       self._saved = save
       return False
     return settled

@@ -1,4 +1,4 @@
-"""The samples that are leased to a replica, and how their gradients are added up."""
+"""A replica's leased samples, and how their gradients are added up."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from optax_dist.coordinator.training.model import Model
 
 
 class Samples:
-  """How a replica gets samples, if it does, and sums gradients.
+  """How a replica gets samples, if samples are leased, and sums gradients.
 
   Attributes:
     data: the samples that are leased; None if none are.
-    slots: the micro-batches of deterministic data; None without.
-    sums: adds up their gradients; None without.
+    slots: the micro-batches of deterministic data; None without such data.
+    sums: adds up their gradients; None without such data.
     add: adds two gradients.
     each: samples of one gradient, or local step; 0 if none are leased.
     window: samples of a step whose samples are fixed; otherwise 0.
@@ -37,11 +37,11 @@ class Samples:
     processes: Processes,
     allocate: Callable[[], memoryview],
   ):
-    """Prepares it.
+    """Prepares the sums.
 
     Args:
       data: the samples that are leased; None if none are.
-      model: what is trained on them.
+      model: the model that is trained on them.
       processes: the processes of the replica.
       allocate: memory for one gradient.
 
@@ -65,7 +65,7 @@ class Samples:
     """The data.
 
     Raises:
-      ValueError: there is none, and this needs it.
+      ValueError: the run has no data.
     """
     if self.data is None:
       raise ValueError(
@@ -76,7 +76,7 @@ class Samples:
   def probed(
     self, probe: probes.Probe | None, model: Model, template: Template
   ) -> tuple[tuple[str, str], ...]:
-    """What a probe found, which replicas must agree on; () without slots."""
+    """A probe's result, on which replicas must agree; () without slots."""
     if self.slots is None:
       return ()
     if probe is None:
@@ -94,6 +94,6 @@ class Samples:
     return (("gradient of a probe", result),)
 
   def close(self) -> None:
-    """Stops what adds up."""
+    """Stops the thread that adds up gradients."""
     if self.sums is not None:
       self.sums.close()

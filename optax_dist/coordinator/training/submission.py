@@ -1,9 +1,9 @@
-"""What a replica has summed, submitted, and been notified of.
+"""A replica's sum of gradients, from the first gradient to the outcome.
 
     training loop                  Submission                       event loop
 
     draw       -> samples of the next gradient            <-  leases
-    add        -> whether the sum `is_complete`           <-  gradients asked for
+    add        -> whether the sum `is_complete`           <-  gradients requested
     submit     ->                         SubmitGradient  ->
     waits      -> what it waits for, "" for nothing       <-  answers, admissions
     on_answer  -> the Result in `ended`
@@ -15,17 +15,17 @@ A sum has one gradient, or more if more are requested than there are replicas:
         ^                 |
         +----- taken <----+   the coordinator has it, and requests more gradients
 
-These are another sum, on the same state. If that is dropped, the taken ones go on
-without it. They may also be decided while it is computed: then it is superseded. A
-gradient that is known to be stale is reported without its numbers. Whatever happens,
-each gradient gets one outcome, which `counts` has.
+The requested gradients make another sum, on the same state. If that sum is dropped, the
+taken sums still count. If the taken sums are decided while another sum is computed, the
+latter is superseded. A gradient that is known to be stale is reported without its
+numbers. In any case each gradient gets one outcome, which `counts` has.
 
-In a deterministic run a lease may become smaller while its replica computes:
-others have taken its last slots. A gradient of a slot that is not leased any
-more is not added.
+In a deterministic run a lease may become smaller while its replica computes, because
+others have taken its last slots. A gradient of a slot that is not leased any more is
+not added.
 
-There is no clock, no thread and no array here: gradients and states are opaque,
-and what the event loop has notified is read from the `TrainingInbox`.
+There is no clock, no thread and no array here: gradients and states are opaque, and the
+event loop's notifications are read from the `TrainingInbox`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _FINISHED = Reason.FINISHED.value
 
 
 class Gradient(NamedTuple):
-  """What is known of a gradient besides its numbers.
+  """A gradient without its numbers.
 
   Attributes:
     batch: its data for the journal, as JSON text.
-    seconds: that computing it took; None if unknown.
+    seconds: seconds that computing it took; None if unknown.
     data: its samples, if samples are leased.
   """
 
@@ -64,13 +64,14 @@ class Gradient(NamedTuple):
 
 
 class Result(NamedTuple):
-  """What has become of a sum.
+  """The outcome of a sum.
 
   Attributes:
     reason: why it was dropped, a value of `quorum.Reason`; "" otherwise.
     applied: its outcome, if it is part of a commit.
-    behind: whether the coordinator found it stale, as it would the next gradient.
-    forgets: whether it has samples, which other replicas get if it was dropped.
+    behind: whether the coordinator found it stale; a gradient on the same parameters
+      would be stale, too.
+    forgets: whether it has samples; if it was dropped, other replicas get these.
   """
 
   reason: str
@@ -83,19 +84,19 @@ class Submission:
   """The sum of one replica, from its first gradient to its outcome.
 
   Attributes:
-    seen: what the event loop has notified of, until now.
+    seen: the notifications of the event loop so far.
     base: the state that gradients are computed on.
     incarnation: the membership that they are computed in; -1 before the first.
     sequence: number of the next submission.
-    pending: the submission without an answer yet; -1: none.
-    taken: earlier sums on `base` that the coordinator has: of each submission, the
-      gradients in it.
-    total: the sum; None without one, or where a stale gradient is reported.
+    pending: the submission without an answer yet; -1 if there is none.
+    taken: earlier sums on `base` that the coordinator has accepted: the gradients in
+      each, by submission.
+    total: the sum; None if there is none, or only a stale gradient to report.
     gradients: the gradients in the sum.
     draws: the samples of the next gradient, if samples are leased.
     is_complete: whether the sum is to be submitted.
-    ended: what has become of the last sum, until `resume`.
-    counts: gradients by outcome.
+    ended: the outcome of the last sum, until `resume`.
+    counts: the number of gradients by outcome.
   """
 
   def __init__(
@@ -110,12 +111,11 @@ class Submission:
     """Creates the submission of a replica.
 
     Args:
-      seen: what the event loop has notified of.
+      seen: the notifications of the event loop.
       add: adds two gradients.
-      max_staleness: largest staleness of a gradient, in steps; None: any.
-      samples: of one call of `draw`; 0: samples are not leased.
-      window: samples of a step, if step s has those from s * window on; 0:
-        they may be any.
+      max_staleness: largest staleness of a gradient, in steps; None for any.
+      samples: samples of one call of `draw`; 0 if samples are not leased.
+      window: see `Draws`.
     """
     self.seen, self.base = seen, seen.published
     self.sequence = 0
@@ -142,7 +142,7 @@ class Submission:
     if self.draws.window and self._is_behind():
       self.drop(Reason.SUPERSEDED.value)
     if self.is_empty and not self.draws.computed and self._is_behind():
-      # Compute on the newest parameters.
+      # Nothing is computed yet, so begin on the newest parameters.
       self.finish("")
       return None
     if self.draws.window:
@@ -154,13 +154,13 @@ class Submission:
 
   def _summed(self) -> list[Spans]:
     """The samples of the gradients on `base`, unless these are dropped."""
-    # A coordinator that has started again may not have taken what the last one had.
+    # A coordinator that has started again may have dropped sums that the last one took.
     sums = [g for s, g in self.taken.items() if not self._reason_of(s, "")]
     sums.append(self.gradients)
     return [gradient.data for gradients in sums for gradient in gradients]
 
   def can_draw(self) -> bool:
-    """Whether there are samples, or there is a reason not to wait for them."""
+    """Whether there are samples, or a reason not to wait for them."""
     return (
       bool(self.draws.left(self.base.step, self._summed()))
       or self.seen.joined.incarnation != self.incarnation
@@ -181,15 +181,15 @@ class Submission:
     return self.seen.published.step > self.base.step
 
   def _is_decided(self) -> bool:
-    """Whether the taken sums have their outcomes, which come one by one."""
+    """Whether all taken sums have their outcomes, which arrive one by one."""
     outcomes = map(self._resolved, self.taken)
     return bool(self.taken) and all(outcome is not None for outcome in outcomes)
 
   def _supersede(self) -> bool:
-    """Drops the sum if the taken ones were decided in the meantime.
+    """Drops the sum if the taken sums were decided in the meantime.
 
     Returns:
-      Whether any of these counts, and so no other one on `base` can.
+      Whether a taken sum was applied, so that no other sum on `base` can count.
     """
     if not self._is_decided():
       return False
@@ -209,7 +209,7 @@ class Submission:
     Args:
       part: the gradient.
       batch: its data for the journal, as JSON text.
-      seconds: that computing it took; None if unknown.
+      seconds: seconds that computing it took; None if unknown.
     """
     if self._supersede():
       self.finish(Reason.SUPERSEDED.value, 1)
@@ -217,7 +217,7 @@ class Submission:
     data = self.draws.take() if self.draws.each else ()
     step = self.base.step
     if self.draws.window and sp.minus(data, self.draws.leased(step)):
-      # Another replica has been faster, perhaps with the whole step.
+      # Another replica was faster with some of these slots, or with the whole step.
       self.count(Reason.SUPERSEDED.value, 1)
       self.is_complete = self._is_all()
       return
@@ -245,26 +245,26 @@ class Submission:
     )
 
   def drop(self, reason: str) -> None:
-    """Drops the sum, but for the taken ones."""
+    """Drops the sum, but keeps taken sums."""
     self.count(reason, len(self.gradients))
     self.draws.forget()
     self._begin()
 
   def abandon(self) -> None:
-    """Gives up what is computed; its samples stay leased, and come again."""
+    """Abandons the gradient that is being computed; its samples are drawn again."""
     self._supersede()
     if self.draws.window:
       self.count(Reason.ABANDONED.value, 1)
       self.draws.forget()
       self.draw()
     elif self.is_late():
-      # How long it would have taken is unknown.
+      # Reported as stale, without a duration: the gradient was not finished.
       self.total, self.is_complete = None, True
       self.gradients.append(Gradient("null", None, ()))
     elif self.is_empty and self._is_behind():
       self.finish(Reason.ABANDONED.value, 1)
     else:
-      # The gradients already in the sum are still valid.
+      # The gradients that are in the sum already are still valid.
       self.count(Reason.ABANDONED.value, 1)
 
   def submit(
@@ -285,7 +285,7 @@ class Submission:
     batches, spans, seconds = [], [], 0.0
     for gradient in self.gradients:
       batches.append(gradient.batch)
-      # Without the time of one, that of all is unknown: not a number.
+      # If the duration of one gradient is unknown (NaN), so is the sum.
       seconds += math.nan if gradient.seconds is None else gradient.seconds
       if gradient.data:
         spans.append(gradient.data)
@@ -325,12 +325,12 @@ class Submission:
       ):
         return "for newer parameters than its stale gradient's"
       if self.seen.joined.suspended:
-        # Every gradient on the state it has now would be worthless.
+        # A gradient on the current state would be void: the membership has ended.
         return "to be admitted again"
     return ""
 
   def on_answer(self) -> None:
-    """Handles the answer to what is pending; without one the run is over."""
+    """Handles the answer to the pending submission; without one the run is over."""
     answer = self.seen.answer(self.pending)
     if isinstance(answer, Taken):
       self.taken[self.pending] = self.gradients
@@ -346,11 +346,11 @@ class Submission:
       self.finish(_FINISHED)
 
   def finish(self, reason: str, more: int = 0) -> None:
-    """Ends the sum, of which nothing is computed any more.
+    """Ends the sum: no more gradients are added.
 
     Args:
-      reason: why what has no outcome is dropped.
-      more: gradients that are dropped without having been in the sum.
+      reason: why gradients without an outcome are dropped.
+      more: how many gradients are dropped that were not in the sum.
     """
     draws, forgets = self.draws, False
     if draws.each:
@@ -367,7 +367,7 @@ class Submission:
     self.ended = Result(reason, applied, behind, forgets)
 
   def finish_if_over(self, more: int = 0) -> bool:
-    """Ends the sum if it can't be submitted any more; returns whether it is so.
+    """Ends the sum if it can't be submitted any more; returns whether it has ended.
 
     Args:
       more: as in `finish`.
@@ -375,7 +375,7 @@ class Submission:
     if self.seen.finished is not None:
       self.finish(Reason.FINISHED.value, more)
     elif self.seen.joined.incarnation != self.incarnation:
-      # It was declared dead and readmitted: its work so far is worthless.
+      # The replica was removed and admitted again, so its gradients so far are void.
       self.finish(Reason.LOST.value, more)
     return self.ended is not None
 
@@ -390,10 +390,10 @@ class Submission:
       self.counts[reason] = self.counts.get(reason, 0) + gradients
 
   def _count_outcomes(self, reason: str) -> Resolved | None:
-    """Counts all gradients: by their outcome, or this reason without one.
+    """Counts all gradients, by their outcomes, or by this reason if they have none.
 
     Returns:
-      The outcome of what is pending, if there is one.
+      The outcome of the pending submission, if there is one.
     """
     for sequence, gradients in self.taken.items():
       self.count(self._reason_of(sequence, reason), len(gradients))
@@ -404,7 +404,7 @@ class Submission:
     return pending
 
   def _reason_of(self, sequence: int, otherwise: str) -> str:
-    """The reason in the outcome of a submission, or another one without it."""
+    """The reason in the outcome of a submission; `otherwise` if it has no outcome."""
     outcome = self._resolved(sequence)
     return otherwise if outcome is None else outcome.reason
 

@@ -1,4 +1,4 @@
-"""The training loop of replicas that wait for the outcome of what they submit."""
+"""The loop of replicas that wait for the outcome of each submission."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol.policies.policy import SHARE, Share
 from optax_dist.coordinator.training.participant import Participant
 
-# How long another local step may take, for one that took 1; and seconds for which a
-# step is waited for that takes longer than expected.
+# How much longer than the last local step another one is assumed to take; and for how
+# many seconds to wait for a step that takes longer than expected.
 _MARGIN, _LATE = 1.25, 0.5
 
 
@@ -30,27 +30,27 @@ class SynchronousLoop:
     self._participant = participant
     self._strategy = cast(strategies.WaitingStrategy, participant.strategy)
     self.local: Any = None
-    # When the last local step was taken: before the first, after all times; and
-    # what is said of a round that is shorter.
+    # When the last local step was taken, infinity before the first; and the share of a
+    # shorter round, as the policy gets it.
     self._stepped, self._work = math.inf, b""
 
   def begin(self, warm: bool = False) -> None:
     self.local = self._participant.fresh_local()
     self._compute()
     if warm:
-      # Nothing has to be compiled in the first local step.
+      # The first local step compiles nothing, so its duration can be measured.
       self._stepped = time.monotonic()
       self._skip()
 
   def _skip(self) -> None:
-    """Begins with the next step, amid one whose gradient would come too late."""
+    """If a gradient for the current step would be too late, begins with the next."""
     participant, seen = self._participant, self._participant.inbox
     left = seen.joined.round_ends - time.monotonic()
     amid = self._strategy.so_far(participant.shared, self.local) is not None
     if math.isinf(left) or amid or participant.strategy.quorum.max_staleness:
       return
     is_late = participant.submission.is_late
-    # The others may be gone by then.
+    # The wait is limited, since the step's other members may be lost before it ends.
     left = max(0.0, left)
     if seen.wait(is_late, max(_MARGIN * left, left + _LATE)) and is_late():
       self.abandon()
@@ -68,7 +68,7 @@ class SynchronousLoop:
     part, self.local = self._strategy.contribute(
       participant.shared, self.local, grads
     )
-    # Whoever waits for a step does not hold its gradient.
+    # So that the gradient can be freed while the loop waits for the step.
     del grads
     if samples.sums is not None and submission.draws.drawn is not None:
       leaves = participant.encoder.split(part)
@@ -82,12 +82,12 @@ class SynchronousLoop:
       submission.add(part, batch, seconds)
       del part
     elif submission.is_late():
-      # Its round has been taken without it: the rest would be for nothing.
+      # The round is over without this replica, so more local steps would be in vain.
       submission.abandon()
     return self._submit_and_wait() or participant.outcome()
 
   def _cut_short(self) -> Any:
-    """What there is of a first round, if another local step would be too late."""
+    """The unfinished part of a first round, if another local step would be too late."""
     seen, now = self._participant.inbox, time.monotonic()
     took, self._stepped = now - self._stepped, now
     if math.isinf(seen.joined.round_ends):
@@ -111,12 +111,12 @@ class SynchronousLoop:
 
   def ended(self, gradients: int) -> Outcome | None:
     submission = self._participant.submission
-    # What a call that was interrupted has left.
+    # An interrupted call may have left a sum without its outcome.
     outcome = self._submit_and_wait()
     if submission.finish_if_over(gradients):
       return self._finish_step()
     if outcome and gradients and submission.is_empty:
-      # This gradient is as old as the sum that was left.
+      # The new gradient is on the same parameters as that sum, so it is stale.
       submission.finish("stale", 1)
       return self._finish_step()
     return None
@@ -140,10 +140,10 @@ class SynchronousLoop:
       self._participant.wait(lambda: waits() != what, what)
 
   def _finish_step(self, waited: float = 0.0) -> Outcome:
-    """Continues with the same sum, or with another one.
+    """Continues with the same sum, or begins another one.
 
     Args:
-      waited: seconds that it has waited for the outcome.
+      waited: seconds for which the loop has waited for the outcome.
     """
     participant, strategy = self._participant, self._strategy
     result, before = participant.submission.ended, None
@@ -152,19 +152,19 @@ class SynchronousLoop:
       return participant.outcome(waited=waited)
     participant.inbox.joined.round_ends, self._work = math.inf, b""
     applied = result.applied
-    # What was computed of the next gradient is dropped.
+    # Drops the time of the gradient that was being computed.
     participant.stopwatch.take()
     if applied is not None and strategy.reads_before:
       before = participant.computed(participant.inbox.before(applied.sequence))
     self._wait()
     if result.reason == quorum.Reason.LOST:
-      participant.raise_failure()  # With which it may have been lost.
+      participant.raise_failure()  # The failure may be why the gradient was lost.
     participant.resume()
     if result.reason == quorum.Reason.NON_FINITE:
-      # So are its own numbers, perhaps.
+      # The local state may not be finite either.
       self.local = participant.fresh_local()
     elif result.forgets and result.reason not in ("", "finished"):
-      # Its samples go to another replica.
+      # Another replica gets the samples, so the local steps on them are undone.
       inner = strategy.inner_state(self.local)
       self.local = strategy.local(participant.shared, inner)
     else:
