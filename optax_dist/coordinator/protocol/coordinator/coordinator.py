@@ -64,8 +64,6 @@ class Coordinator:
     self._handle(input_, now)
     if self._run is not None and self._run.begins_again is not None:
       self._begin(self._run.begins_again, now)
-    if self.history.ended is not None:
-      self._out.add(*self.hosts.ended(self.history.ended))
     return self._out.take()
 
   def deadline(self) -> float:
@@ -87,6 +85,8 @@ class Coordinator:
         return
       case ins.Received(peer, msg.Host() as host):
         self._out.add(*self.hosts.called(peer, host))
+        if self.history.ended is not None:
+          self._out.send(peer, self.history.ended)
       case ins.Received(peer, message):
         self._connected.add(peer)
         if isinstance(message, msg.Hello):

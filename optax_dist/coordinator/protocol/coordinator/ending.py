@@ -139,6 +139,7 @@ class Ending:
     dropped = tuple(sorted(self._steps.gradients.dropped.items()))
     ended = Ended(self._steps.step, reason, error, dropped)
     self._out.append(ended)
-    if self.addresses:
-      self._out.add(fx.Send(tuple(self.addresses), ended))
+    peers = (*self.addresses, *sorted(self._hosts.launchers))
+    if peers:
+      self._out.add(fx.Send(peers, ended))
     self._out.note(journal_events.finished(ended, self._history.applied))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.entries import Ended, Process, ReplicaId
+from optax_dist.coordinator.protocol.entries import Process, ReplicaId
 from optax_dist.coordinator.protocol.history import History
 
 
@@ -58,8 +58,6 @@ class Hosts:
     # Connected launchers and their last reports, by rank.
     self._here: dict[int, tuple[Process, msg.Host]] = {}
     self._reports: dict[int, Absent] = {}
-    # The launchers that were notified of the run's end.
-    self._know_the_end: set[Process] = set()
 
   def coming(self, history: History) -> set[ReplicaId]:
     """The replicas that launchers have started, and that have not joined yet."""
@@ -96,7 +94,6 @@ class Hosts:
 
   def lost(self, peer: Process, how: str) -> list[fx.Send]:
     """A process is not connected any more."""
-    self._know_the_end.discard(peer)
     for rank, (process, host) in self._here.items():
       if process == peer:
         del self._here[rank]
@@ -128,9 +125,3 @@ class Hosts:
         )
         sent.append(fx.Send((process,), msg.Stalled(0, 0.0, text)))
     return sent
-
-  def ended(self, ended: Ended) -> list[fx.Send]:
-    """Notifies launchers of the run's end, as their replicas may have no part in it."""
-    new = sorted(self.launchers - self._know_the_end)
-    self._know_the_end.update(new)
-    return [fx.Send(tuple(new), ended)] if new else []
