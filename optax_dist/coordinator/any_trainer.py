@@ -80,7 +80,7 @@ class _Update(NamedTuple):
   Attributes:
     state: the state after it.
     before: the parameters before it.
-    after: those that it leads to.
+    after: the parameters after it.
   """
 
   state: Any
@@ -120,7 +120,7 @@ def as_optimizer(
       for batch in k_of_n.until_finished(batches):
         train_step(model, optimizer, batch)
   """
-  # `join` comes at the first update, perhaps in a callback.
+  # Arguments are checked here, since `join` is called later, perhaps in a callback.
   named = inspect.signature(joining.join).parameters
   for name, reason in _REFUSED.items():
     given, known = options.get(name), named.get(name)
@@ -258,9 +258,9 @@ class CoordinatedOptimizer:
     try:
       yield preempted
     except GeneratorExit:
-      # The trainer has ended its loop, or has raised an error, with which the program
-      # is about to end: then it says so to the others.
-      if sys.is_finalizing():  # It has.
+      # The trainer has ended its loop, or has raised an error that ends the program.
+      # In the second case the other replicas are to be told of the error at exit.
+      if sys.is_finalizing():  # The program is ending.
         self.close()
       else:
         later = threading.Timer(_ENDS_WITHIN, self.close)
@@ -279,7 +279,7 @@ class CoordinatedOptimizer:
 
   def _init(self, params: Any) -> CoordinatedState:
     _check_whole(params)
-    # Each has a buffer of its own: trainers donate the state.
+    # Each counter has a buffer of its own, since trainers donate the state.
     step, calls, dropped = (jnp.zeros((), jnp.int32) for _ in range(3))
     finished = jnp.zeros((), jnp.bool_)
     return CoordinatedState(
@@ -309,7 +309,7 @@ class CoordinatedOptimizer:
       updates = list(map(_move, leaves, after))
     else:
       after, new = self._call(*args)
-      # With the shardings of the trainer's own; copies, which it may donate.
+      # With the shardings of the trainer's arrays, and as copies that it may donate.
       updates = [
         _move_on_device(p, _like(q, p))
         for p, q in zip(leaves, after, strict=True)
@@ -338,14 +338,14 @@ class CoordinatedOptimizer:
       except BaseException as error:
         self._failure = error
         if running.done():
-          # A trainer that goes on takes no step any more.
+          # If the trainer catches the error, it takes no more steps.
           self.close()
-        else:  # A signal, such as that of Ctrl-C.
+        else:  # A signal has interrupted the trainer, such as Ctrl-C.
           for made in self._owner.made:
             made.end(f"it has raised {error!r:.200}", error)
     if self._failure is not None and self._preempted is None:
       raise self._failure
-    # Inside `until_finished` the trainer goes on until it asks for a batch.
+    # Inside `until_finished` an error is raised only when the trainer asks for a batch.
     calls = np.int32(int(state.calls) + 1)
     return params, state._replace(calls=calls, finished=np.bool_(True))
 
@@ -372,7 +372,7 @@ class CoordinatedOptimizer:
     replica = self.replica
     over = replica.finished or replica.global_step >= self._total_steps
     if over:
-      replica.finish()  # Also where others have: it gets the last parameters.
+      replica.finish()  # Also if others have ended the run: gets the last parameters.
     here, before = jax.tree.leaves(replica.params), _dropped(replica)
     is_current = int(state.step) == replica.global_step and _same(params, here)
     self._check_use(params, state, is_current)
@@ -495,7 +495,7 @@ def _reachable(
 
 def _same(params: Sequence[Any], here: Sequence[jax.Array]) -> bool:
   """Whether arrays are equal bit for bit."""
-  # All are started before the first one is waited for.
+  # All comparisons are started before the first result is waited for.
   equal = [_equal(_like(a, b), b) for a, b in zip(params, here, strict=True)]
   return all(map(bool, equal))
 
@@ -535,9 +535,9 @@ def _copy(x: Any) -> jax.Array:
 def _check_devices() -> None:
   """Refuses programs of several devices, which would wait for themselves.
 
-  On CPUs, XLA runs the part of each device in a thread of a pool that has as many
-  as there are cores. The first one waits in the callback, the others for the first
-  one, and what the callback waits for needs one more thread of that pool.
+  On CPUs, XLA runs each device's part in a thread of a pool with as many threads as
+  cores. The first thread waits in the callback, and the others wait for the first one.
+  The computation that the callback waits for needs one more thread of that pool.
   """
   devices = jax.local_device_count()
   if devices > 1:

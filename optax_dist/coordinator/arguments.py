@@ -1,4 +1,4 @@
-"""What each argument of `join` may be, before anything is done with it."""
+"""Checks of each argument of `join`, before any is used."""
 
 from __future__ import annotations
 

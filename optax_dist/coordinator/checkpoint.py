@@ -85,8 +85,8 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
         raise FileExistsError(path)
       _write(pathlib.Path(new), arrays)
       if replica.has_data:
-        # All processes ask for the progress. It is written last, once everything
-        # else is there.
+        # All processes ask for the progress, as they must make the same calls. It is
+        # written last, once everything else is there.
         progress = msgspec.json.encode(replica.progress_at(step))
         if first:
           (pathlib.Path(new) / _PROGRESS).write_bytes(progress)
@@ -95,7 +95,7 @@ def _save(path: pathlib.Path, replica: Replica, **line: Any) -> int:
   except OSError as error:
     if error.filename or not error.errno:
       raise
-    # That of a full disk says what is wrong, and not where.
+    # The error of a full disk names no path, so it is added.
     raise OSError(error.errno, error.strerror, str(path)) from error
   # The processes wait until the first one has renamed the folder, or has found
   # that another replica was faster.
@@ -238,8 +238,8 @@ def restore(
   Raises:
     ModuleNotFoundError: orbax-checkpoint is not installed.
     FileNotFoundError: there is no checkpoint.
-    ValueError: it is not complete, or a file of it is not what was saved; or it is
-      of other parameters or another optimizer.
+    ValueError: it is not complete, or one of its files was changed since it was saved;
+      or it is of other parameters or another optimizer.
   """
   import orbax.checkpoint as ocp
 
@@ -302,7 +302,7 @@ def resume(
     try:
       return restore(path, params, opt_state)
     except (OSError, ValueError):
-      # Newer ones may have taken its place meanwhile.
+      # Another replica may have pruned it since, after it saved newer checkpoints.
       if path.exists() or processes.of_this_program().count > 1:
         raise
   return {"params": params}
@@ -334,7 +334,7 @@ def _arrays(**parts: Any) -> dict[str, Any]:
 
 
 def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
-  """Shape and dtype of an array; of what is none, its type."""
+  """Shape and dtype of an array; the type of anything else."""
   if hasattr(leaf, "dtype"):
     return np.shape(leaf), str(leaf.dtype)
   if isinstance(leaf, int | float | complex):
@@ -368,7 +368,7 @@ def _check(
 
 
 def _abstract(leaf: Any, dtype: str) -> Any:
-  """What orbax is to read, with the dtype that was saved."""
+  """A description of an array for orbax to read, with the dtype that was saved."""
   if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
     return np.empty(np.shape(leaf), jnp.dtype(dtype))
   kind = leaf.dtype if str(leaf.dtype) == dtype else jnp.dtype(dtype)

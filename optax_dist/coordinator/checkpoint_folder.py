@@ -1,14 +1,14 @@
-"""The folder of a job's checkpoints: what is complete, whose it is, what goes.
+"""The folder of a job's checkpoints: which are complete, of which run, and pruned.
 
     step-00000060/          a checkpoint, which appears whole or not at all
-      checkpoint.json       what it is (`About`)
-    .step-00000080.x1y2/    one that is being written, or whose writer was killed
-    left/RUN/step-00000070  of a run that went another way, moved here
+      checkpoint.json       its description (`About`)
+    .step-00000080.x1y2/    a checkpoint being written, or whose writer was killed
+    left/RUN/step-00000070  a checkpoint of another line of runs, moved here
 
-A run may go back to an earlier checkpoint and continue from there, or begin anew.
-What other runs have saved after that is not of its line: at the same step there
-may be other parameters. So a checkpoint names its run and the runs before it, and
-`latest` and pruning stay on one line.
+A run may go back to an earlier checkpoint and continue from there, or begin anew. Then
+later checkpoints of other runs are not of its line: they may have other parameters at
+the same step. So a checkpoint names its run and the runs before it, and `latest` and
+pruning stay on one line.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _NAME = re.compile(r"step-(\d+)")
 _WRITER = ".writer"
 _UNDER_WAY = re.compile(r"\.(.+)\.[^.]+")
 _LEFT = "left"
-# Whoever renames or removes something in the folder holds this lock. Then nobody
-# writes there, so it is free soon.
+# A process holds this lock while it renames or removes something in the folder. It
+# writes no checkpoint meanwhile, so the lock is free soon.
 _LOCK, _LOCK_SECONDS = ".lock", 30.0
 # Errors of a file that is not there, or is no file.
 _GONE = errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE
 
 
 class About(msgspec.Struct, frozen=True):
-  """What a checkpoint is.
+  """The description of a checkpoint.
 
   Attributes:
     run: the run that saved it (`Replica.run_id`).
     step: its step.
-    lineage: the runs before that one (`Replica.lineage`).
-    number: one more than that of all that were in the folder when it was saved.
+    lineage: the runs before that run (`Replica.lineage`).
+    number: higher than that of each checkpoint in the folder when it was saved.
     files: the size of each file, by its path.
     arrays: shape and dtype of each array, by its path.
   """
@@ -67,18 +67,18 @@ class About(msgspec.Struct, frozen=True):
 
   @property
   def line(self) -> Lineage:
-    """The lineage of a run that goes on from here."""
+    """The lineage of a run that continues from this checkpoint."""
     return (*self.lineage, (self.run, self.step))
 
   def comes_from(self, other: About) -> bool:
-    """Whether another checkpoint is of this run, or of those before it."""
+    """Whether another checkpoint is of this run, or of a run that it continues."""
     return other.run == self.run or any(
       other.run == run and other.step <= last for run, last in self.lineage
     )
 
 
 def read(path: pathlib.Path) -> About:
-  """What a complete checkpoint is.
+  """The description of a complete checkpoint.
 
   Raises:
     FileNotFoundError: there is none.
@@ -111,7 +111,7 @@ def parse(path: pathlib.Path, kind: Any) -> Any:
     return msgspec.json.decode(path.read_bytes(), type=kind)
   except OSError as error:
     if error.errno not in _GONE:
-      raise  # It may be there, for others to read.
+      raise  # The file may exist, and be readable for other users.
     raise ValueError(
       f"{path.parent} is no complete checkpoint: its {path.name} can't be read:"
       f" {error.strerror}."
@@ -133,7 +133,7 @@ def latest(folder: pathlib.Path) -> pathlib.Path | None:
     try:
       read(path)
     except (ValueError, FileNotFoundError) as error:
-      if path.exists():  # And was not removed meanwhile, for newer ones.
+      if path.exists():  # It was not pruned by another replica since.
         _log.warning("%s The one before it is taken.", error)
     else:
       return path
@@ -141,7 +141,7 @@ def latest(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def has(path: pathlib.Path, about: About) -> bool:
-  """Whether this checkpoint is there, or about to be."""
+  """Whether this checkpoint exists, or is being written."""
   with contextlib.suppress(ValueError, FileNotFoundError):
     return about.comes_from(read(path))
   return any(
@@ -161,23 +161,23 @@ def new(
   """Creates a checkpoint with everything that the block writes, at its end.
 
   It appears complete or not at all, survives a power failure, and is its owner's
-  alone. What killed processes have left behind is removed.
+  alone. Unfinished checkpoints of killed processes are removed.
 
   Args:
     path: its folder.
-    about: what it is, without `number` and `files`.
+    about: its description, without `number` and `files`.
     replaces: whether checkpoints beside it that are not of its line are moved out
       of the way.
-    keep: how many of its line stay; None for all.
+    keep: how many checkpoints of its line to keep; None for all.
 
   Yields:
     A temporary path to write it to, which does not exist yet.
 
   Raises:
     FileExistsError: the folder exists at the end.
-    NotADirectoryError: what is to hold it is no folder.
-    RuntimeError: another run has moved those of this one out of the way.
-    TimeoutError: another process does not let go of the folder.
+    NotADirectoryError: the parent of `path` is no folder.
+    RuntimeError: another run has moved this run's checkpoints out of the way.
+    TimeoutError: another process does not free the folder's lock.
 
   Example:
     >>> there = pathlib.Path(tempfile.mkdtemp())
@@ -232,7 +232,7 @@ def new(
 
 
 def _all(folder: pathlib.Path) -> dict[pathlib.Path, About]:
-  """What is called and described as a checkpoint; it may not be complete."""
+  """All folders with a checkpoint's name and description; some may be incomplete."""
   checkpoints = {}
   for path in _contents(folder):
     named = _NAME.fullmatch(path.name)
@@ -245,11 +245,11 @@ def _all(folder: pathlib.Path) -> dict[pathlib.Path, About]:
 
 
 def _contents(folder: pathlib.Path) -> list[pathlib.Path]:
-  """What is in a folder; nothing if that does not exist.
+  """The contents of a folder; nothing if the folder does not exist.
 
   Raises:
-    NotADirectoryError: it is something else, or a link to what is not there: the
-      checkpoints may be on a file system that is not mounted.
+    NotADirectoryError: the path is no folder, or a broken link: the checkpoints may be
+      on a file system that is not mounted.
   """
   try:
     return sorted(folder.iterdir())
@@ -264,7 +264,7 @@ def _contents(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _under_way(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-  """What is being written, or was, and the name that it is to have."""
+  """Unfinished checkpoints, each with the name that it will have once complete."""
   paths = []
   for path in _contents(folder):
     named = _UNDER_WAY.fullmatch(path.name)
@@ -274,7 +274,7 @@ def _under_way(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
 
 
 def _is_dead(path: pathlib.Path) -> bool:
-  """Whether its writer is gone."""
+  """Whether the writer of an unfinished checkpoint has ended."""
   try:
     locks.Lock(path / _WRITER).release()
   except locks.Held:
@@ -308,7 +308,7 @@ def _check_place(folder: pathlib.Path, run: str) -> None:
 def _move_away(
   path: pathlib.Path, about: About, others: dict[pathlib.Path, About]
 ) -> None:
-  """Moves what is not of this line out of the way."""
+  """Moves checkpoints that are not of this line out of the way."""
   moved = [other for other in others if not about.comes_from(others[other])]
   if path.exists() and path not in others:
     moved.append(path)
@@ -331,7 +331,7 @@ def _move_away(
 def _pruned(
   folder: pathlib.Path, about: About, keep: int | None
 ) -> list[pathlib.Path]:
-  """Those of the line that are too many, as long as enough others are whole."""
+  """The checkpoints of a line to prune, if enough complete ones are left."""
   checkpoints = _all(folder)
   line = [p for p in checkpoints if about.comes_from(checkpoints[p])]
   line.sort(key=lambda path: -checkpoints[path].step)

@@ -278,7 +278,7 @@ def _lowers_on_loss(
     argument: the argument of `join`.
     launched: the environment.
     most: how many replicas a step needs.
-    number: that of this replica: one of them warns.
+    number: this replica's number: only one replica warns.
   """
   lowers = (launched.min_replicas or most) < most
   if argument is None:
@@ -330,7 +330,7 @@ def _key(
 def _certificates(
   argument: tls.Certificates | None, launched: environment.Environment
 ) -> tls.Certificates | None:
-  """The certificates of this process, if it has some; refuses what is wrong."""
+  """The certificates of this process, if it has some; refuses invalid ones."""
   with channel.refused_by(tls.CertificateError):
     certificates = argument or launched.find_certificates()
     if certificates is not None:
@@ -442,8 +442,8 @@ def run_embedded(
         parts.append(part)
         replica = replicas.Replica(part)
       with replica.start():
-        # Otherwise a replica that is done at once ends the run before others
-        # join.
+        # All replicas join first: otherwise one that is done at once would end the run
+        # before others join.
         with contextlib.suppress(threading.BrokenBarrierError):
           started.wait()
         results[index] = fn(replica)
@@ -461,7 +461,8 @@ def run_embedded(
     try:
       futures.wait(running)
     except BaseException:
-      # The replicas would train on, and nobody could stop them.
+      # Without this, the replicas' threads would go on training, with no way to stop
+      # them.
       interrupted = errors.CoordinatorError("run_embedded was interrupted.")
       started.abort()
       while futures.wait(running, 0.1).not_done:
@@ -551,12 +552,13 @@ def _strategy(
   """What replicas share, keep and send.
 
   Raises:
-    TypeError: what should make it makes something else, or nothing.
+    TypeError: the argument is no strategy's factory.
   """
   if factory is None:
     return strategies.SyncReplicas(opt, quorum)
   try:
-    # One that was passed without a call does not take these arguments.
+    # A function such as `elastic_average` that was passed without calling it does not
+    # take these arguments.
     inspect.signature(factory).bind(opt, quorum)
   except TypeError:
     strategy = None

@@ -31,7 +31,7 @@ KINDS = journal_events.RECORDS
 #: The time spent on a contribution, if its replica reported it.
 TIMINGS = journal_events.Timings.__struct_fields__
 _SECONDS = frozenset({"time", "age", "compute", "waited", *TIMINGS})
-# To how many digits they are rounded.
+# The decimals to which these are rounded.
 _DECIMALS = 6
 # Bytes at the end of a file that are read first, to continue its run.
 _END = 1 << 20
@@ -42,11 +42,11 @@ _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
 class Contents(NamedTuple):
-  """What `read` found.
+  """A journal's contents, as `read` returns them.
 
   Attributes:
     records: the valid lines, in order, as parsed JSON.
-    problems: what is wrong with others, each with the number of the line, from 1.
+    problems: the errors of invalid lines, each with the line's number, from 1.
   """
 
   records: list[Record]
@@ -243,8 +243,8 @@ def add(path: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
 
   Args:
     path: the file.
-    kind: what it tells of, such as ``process``.
-    **fields: what it tells.
+    kind: the kind of record, such as ``process``.
+    **fields: its fields.
 
   Raises:
     OSError: it cannot be read or written.
@@ -289,7 +289,7 @@ def arrived(record: Record, gradient: Record) -> float | None:
 
 
 def batches(gradient: Record) -> list[Any]:
-  """What a replica has said of its data; empty if that is no list in JSON.
+  """The labels that a replica gave its data; empty if they are no list in JSON.
 
   Args:
     gradient: a drop, or a member of a commit.

@@ -1,8 +1,8 @@
-"""The replicas that this process is: a second `join` of one number is an error.
+"""The replicas of this process: a second `join` with the same number is an error.
 
-Others could not tell the two apart: each would take the other for its own earlier
-process, and wait until that is gone. A notebook's cell that runs again replaces what
-its earlier run has left behind.
+The coordinator could not distinguish two replicas with one number, and each would wait
+for the other to end. But a notebook's cell that runs again replaces the replica of its
+earlier run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Membership:
 
   Attributes:
     key: the coordinator's address, the name of the run, and the replica's number.
-    part: its part in the run; None while it is made.
+    part: its part in the run; None until `join` has created it.
     follows: closed memberships of this process in that run (`messages.Hello`); none
       if its number had none.
   """
@@ -67,7 +67,7 @@ class Membership:
     part: participant.Participant,
     remove_handlers: Callable[[], None],
   ) -> None:
-    """It is made, and ends when this replica is closed.
+    """Notes that `join` has succeeded; the membership ends when the replica is closed.
 
     Args:
       replica: the replica that the program gets.
@@ -113,7 +113,7 @@ class Membership:
     )
 
   def replace(self) -> None:
-    """Ends it, for it is not used any more; others are told that it is lost."""
+    """Ends an unused membership, and reports its replica as lost."""
     replaced = errors.CoordinatorError(
       f"Replica {self.key[-1]} has been replaced by a later join of its own"
       f" process. {_REMEDY}"
@@ -142,7 +142,7 @@ class Owner:
 
   @contextlib.contextmanager
   def joins(self) -> Iterator[None]:
-    """What this thread joins meanwhile is for this owner."""
+    """Assigns replicas that this thread joins inside the block to this owner."""
     _calls.owner = self
     try:
       yield
@@ -151,9 +151,9 @@ class Owner:
 
 
 _lock = threading.Lock()
-# For whom this thread calls `join`, if not for its own program or cell.
+# The owner for which this thread calls `join`, if not its own program or cell.
 _calls = threading.local()
-# The latest of each number, by address and run.
+# The latest membership of each number, by address and run.
 _known: dict[tuple[str, ...], Membership] = {}
 
 
@@ -208,9 +208,9 @@ def _followed(
 
 
 def _leave_all() -> None:
-  """Ends the program's replicas, when it has come to its end without doing so.
+  """At exit, ends replicas that the program has not closed.
 
-  Later there are no threads any more that could do it.
+  It has to happen now: later in the exit no thread can run.
   """
   error: BaseException | None = getattr(sys, "last_value", None)
   for made in list(_known.values()):
@@ -230,7 +230,7 @@ def _top_frame() -> types.FrameType:
   frame: types.FrameType | None = sys._getframe(1)
   assert frame is not None
   while frame.f_back is not None:
-    # As Python and IPython call them.
+    # The names that Python and IPython give to the code of modules and cells.
     if frame.f_code.co_name.startswith(("<module>", "<cell line")):
       break
     frame = frame.f_back

@@ -15,14 +15,14 @@ from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.protocol import deadlines as dl
 from optax_dist.coordinator.protocol import liveness
 
-# In seconds: lets an event loop do other work between two heartbeats.
+# Seconds that leave an event loop time for other work between two heartbeats.
 _SHORTEST_SILENCE = 0.05
 # Bytes of JSON.
 _MOST_CONFIG = 1 << 20
 # The coordinator keeps the mean of each of the last 64 steps, and a message has some 20
 # sums in a deterministic run.
 _MOST_INLINE = 128 << 10
-# A message has 64 bits for their number, which goes on from there.
+# Sample counts start from this at most, and still fit into a message's 64 bits.
 _MOST_SAMPLES = 2**62
 # Arguments of TensorFlow's optimizers, and what does the same here.
 _ELSEWHERE = {
@@ -121,7 +121,7 @@ class Options:
         f" send it to their coordinator; got {nbytes:,}."
       )
 
-  # What follows from them.
+  # Derived values.
 
   @functools.cached_property
   def longest_wait(self) -> float:

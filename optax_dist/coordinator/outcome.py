@@ -1,4 +1,4 @@
-"""What a training loop learns about each of its steps."""
+"""The outcome of a training loop's step."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the rooms of the coordinator share; nothing here is public."""
+"""Helpers that the packages of the coordinator share; nothing here is public."""

@@ -1,4 +1,4 @@
-"""Files that a process finds, and those that outlive it."""
+"""Checks of files that a process opens, and writes that survive a power failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pathlib
 def check_regular(path: str | os.PathLike[str]) -> None:
   """Refuses a pipe or a device: opening one may wait for ever for its other end.
 
-  A name that can't be told to other processes in a message is refused, too.
+  A path that can't be sent to other processes in a message is refused, too.
 
   Raises:
     OSError: it is one of these.

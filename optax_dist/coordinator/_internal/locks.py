@@ -2,9 +2,9 @@
 
 A lock is a file, locked by `flock`, with the host and process of its holder.
 The system frees it when the holder ends, however it ends; on NFS its server does.
-Where a file system has no locks, the content of the file counts: it is free if its
-process has ended on this host. Whether a process of another host has ended, nobody
-can tell there; whoever takes the lock says what is done then.
+Where a file system has no locks, the content of the file counts: the lock is free if
+its process has ended on this host. Whether a process of another host has ended can't
+be known then; the caller that takes the lock decides what to do.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Lock:
   def release(self) -> None:
     """Frees the lock, unless a child that has inherited it lives on."""
     if self.file >= 0:
-      if files.is_at(self._path, self.file):  # It may be another one's by now.
+      if files.is_at(self._path, self.file):  # Not another process's new file.
         self._path.unlink(missing_ok=True)
       os.close(self.file)
       self.file = -1
@@ -114,7 +114,7 @@ class Lock:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     self.file = os.open(self._path, flags, 0o666)
     try:
-      # Unless its last holder has deleted it meanwhile.
+      # The last holder may have deleted the file since it was opened.
       if self._is_free() and files.is_at(self._path, self.file):
         holder = f"{socket.gethostname()} {os.getpid()}"
         try:
@@ -159,7 +159,7 @@ def _lives(pid: int) -> bool:
   except ProcessLookupError:
     return False
   except OSError:
-    return True  # It is another user's.
+    return True  # The process exists, and belongs to another user.
   try:
     stat = pathlib.Path(f"/proc/{pid}/stat").read_bytes()
   except OSError:

@@ -14,7 +14,7 @@ import numpy as np
 
 from optax_dist.coordinator.aggregation import wire_formats as wires
 
-# XLA takes arrays as they are from multiples of it.
+# XLA uses arrays without a copy if their addresses are multiples of this.
 ALIGNED_BYTES = 64
 # Elements: a multiple of every quantum, and small enough for a core's cache.
 CHUNK = 256 * 252
@@ -92,12 +92,12 @@ class Layout(NamedTuple):
   nbytes: int
 
   def bounded(self, terms: int, in_tree: bool = False) -> Layout:
-    """The same for a gradient of which so many are added up in a step.
+    """The layout with bounds for gradients that are added up in a step.
 
     Args:
-      terms: how many. A number so large that their sum could overflow counts as
-        not finite: the mean would not be. 0: any number may be sent.
-      in_tree: whether sums of some of them are sent, see `tree_sums`.
+      terms: how many gradients are added up. A number so large that the sum could
+        overflow counts as not finite, since the mean would not be. 0 for no bounds.
+      in_tree: whether partial sums are sent, too; see `tree_sums`.
     """
     leaves = [
       leaf._replace(most=wires.largest(leaf.dtype, leaf.codec, terms, in_tree))
@@ -125,7 +125,7 @@ class Layout(NamedTuple):
   def _ranges(
     self, start: int, stop: int
   ) -> list[tuple[DtypeBuffer, int, int]]:
-    """What each group has of a slice."""
+    """The part of a slice in each group."""
     ranges = [
       (group, max(start, group.start), min(stop, group.start + group.elements))
       for group in self.groups
@@ -170,7 +170,7 @@ def layout(leaves: Sequence[Any], wire: str = "float32") -> Layout:
   codecs = [wires.codec(wire, dtype) for dtype in dtypes]
   filled = [0] * len(dtypes)
   sizes = [int(np.prod(leaf.shape, dtype=np.int64)) for leaf in leaves]
-  # Of each leaf its group, and its first element there.
+  # Each leaf's group, and its first element in that group.
   positions = []
   for leaf, size in zip(leaves, sizes, strict=True):
     group = dtypes.index(np.dtype(leaf.dtype))

@@ -26,12 +26,11 @@ def write(
   """Encodes leaves into a buffer of their layout.
 
   Args:
-    leaves: arrays, in the order of the layout. Of one that is shorter than there,
-      nobody reads the rest.
+    leaves: arrays, in the order of the layout. If a leaf is shorter than in the layout,
+      the rest of its bytes is never read.
     layout: their layout.
     out: uint8, of `layout.nbytes`.
-    in_place: whether large arrays of JAX's stay where they are, if they are sent
-      as they are.
+    in_place: whether large JAX arrays whose bytes need no encoding are not copied.
 
   Returns:
     Their bytes, in order; None if not all numbers are within their bounds.
@@ -55,7 +54,7 @@ def write(
       and leaf.size >= CHUNK
       and isinstance(codec, wires.Plain)
     ):
-      # So that fewer bytes leave its device.
+      # Converted on the device, so that fewer bytes leave it.
       array = array.astype(codec.stored, copy=False)
     flat = np.asarray(array).reshape(-1)
     rest = out[leaf.begin : leaf.end]

@@ -1,9 +1,9 @@
 """Encoded gradients, added up in the order of a fixed tree.
 
-All additions of micro-batches are made here, on the numbers as they are sent, by
-the replica that computed them and by the one that averages a slice. So a sum has
-the same bits whoever makes it: each addition is made in the codec's `work` dtype
-and rounded to the one that is sent (and NumPy, unlike XLA, keeps denormals).
+All additions of micro-batches are made here, on the numbers as they are sent, both by
+the replica that computed them and by the replica that averages a slice. So a sum has
+the same bits on any replica: each addition is made in the codec's `work` dtype and
+rounded to the dtype that is sent (and NumPy, unlike XLA, keeps denormals).
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Summing:
       allocate: memory for one gradient.
     """
     self._layout, self._slots = layout.bounded(slots, in_tree=True), slots
-    # Between leaves there are bytes that nobody reads: they are zeros here, so
-    # that equal gradients have equal bytes.
+    # The bytes between leaves are never read. They are set to zeros, so that equal
+    # gradients have equal bytes, and equal digests.
     self._gaps = list(_gaps(layout))
     self._allocate = allocate
 
@@ -124,7 +124,7 @@ class Summing:
     row: int,
     out: np.ndarray,
   ) -> None:
-    """Makes the additions, and writes what is then in a row."""
+    """Makes the additions, and writes the sum that is then in a row."""
     for chunk in self._layout.chunks(0, self._layout.elements):
       some = [array[chunk.bytes] for array in rows]
       out[chunk.bytes] = tree_sums.tree_sum(chunk.codec, some, order)[row]

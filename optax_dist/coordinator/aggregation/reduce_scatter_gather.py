@@ -3,9 +3,9 @@
 Of k members each averages one slice of every gradient, in the order of the round,
 and pushes the mean to all members and readers. A member moves 2P(k-1)/k bytes in
 each direction, plus a slice for each reader; a reader takes P in. Slices are cut
-into pieces that fit into a core's cache: one is averaged and pushed while the next
-ones are on their way. What comes first of a piece is received into the memory of
-its mean, and the others are added to it there.
+into pieces that fit into a core's cache: one piece is averaged and pushed while the
+next ones are being received. The first gradient's piece is received into the memory of
+the mean, and the pieces of the other gradients are added to it there.
 
 A failed round is kept until it is cancelled: if its transfers ended at once,
 peers that wait for the same bytes would consider this replica failed.
@@ -65,8 +65,8 @@ class _Member(NamedTuple):
   Attributes:
     incarnation: its membership.
     process: its process.
-    rows: what it adds to the sum: one array, or one for each node of a tree; as
-      numbers that count the arrays of all members.
+    rows: the indices of its arrays among those of all members: one array, or one for
+      each node of a tree.
   """
 
   incarnation: int
@@ -110,9 +110,9 @@ class _Round:
     readers: processes that fetch the mean besides.
     missing: how many pieces of the mean are missing.
     gradient: this replica's own, until its slice is averaged.
-    timed: since when it fails if nothing moves; None: it may wait for gradients
-      that are still computed.
-    answered: whether the core has its answer, or wants none any more.
+    timed: since when its deadlines count; None while it may wait for gradients that
+      are still being computed.
+    answered: whether the core has its answer, or no longer needs one.
   """
 
   id: entries.RoundId
@@ -155,7 +155,7 @@ class Aggregations:
   The thread that owns the transport calls everything.
 
   Attributes:
-    rounds: those that have not been dropped.
+    rounds: the rounds that have not been dropped.
   """
 
   def __init__(
@@ -181,7 +181,7 @@ class Aggregations:
     self._answer = answer
     self._reach = reach
     self.rounds: dict[entries.RoundId, _Round] = {}
-    # By peer, transfer id, and whether it is sent.
+    # Transfers by peer, transfer id, and whether this replica sends.
     self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
 
   def begin(
@@ -222,7 +222,7 @@ class Aggregations:
   def applied(self, step: int) -> None:
     """The state is that of a step: no mean before it is read here any more."""
     for round_ in self.rounds.values():
-      # The memory of what is still sent stays until then.
+      # The transport keeps the memory of pieces that are still being sent.
       if round_.id.step < step and not round_.missing:
         round_.mean = None
 
@@ -276,7 +276,8 @@ class Aggregations:
         for key, transfer in self._transfers.items()
         if transfer.round is round_
       ]
-      # Pieces of the mean can come only once the gradients have moved.
+      # Pieces of the mean can arrive only after the gradients, so as long as a gradient
+      # is missing, that is what the round waits for.
       is_part = any(transfer.row is not None for _, transfer in mine)
       what, most = "slice of the mean", self._limits.mean
       if is_part:
@@ -285,7 +286,7 @@ class Aggregations:
       for (process, number, sending), transfer in mine:
         if (transfer.row is not None) == is_part and not sending:
           seconds = self._transport.idle(process, number) or 0.0
-          # The pieces of a member come one after the other.
+          # A member's pieces arrive one after the other, so the latest one counts.
           since = idle.get(transfer.member, now - round_.timed)
           idle[transfer.member] = min(seconds, since)
       for member, seconds in idle.items():
@@ -378,7 +379,7 @@ class Aggregations:
     Args:
       round_: the round.
       piece: the piece.
-      spare: memory for all but the first of them.
+      spare: memory for all members' pieces but the first.
     """
     assert round_.mean is not None
     # The first is one of the first two rows, of which the sum is written there.
@@ -405,7 +406,7 @@ class Aggregations:
       self._average(round_, piece)
 
   def _average(self, round_: _Round, piece: _Piece) -> None:
-    """Averages a piece once it is here of all gradients, and pushes its mean."""
+    """Averages a piece once all gradients' pieces are here, and pushes the mean."""
     if round_.answered:
       return
     assert round_.me is not None

@@ -1,9 +1,9 @@
-"""The mean of encoded gradients: of one slice of them, or of all of it.
+"""The mean of encoded gradients: of one slice, or of whole gradients.
 
-Of gradients that members exchange, each member averages one slice; those that are
-sent inline, in messages, the coordinator averages alone. Each element is summed from
-the first gradient to the last, or in the order of a tree, and divided once. So the
-outcome does not depend on who comes first, nor on how the work is cut.
+If members exchange gradients, each averages one slice; the coordinator averages
+gradients that are sent inline, in messages. Each element is summed from the first
+gradient to the last, or in the order of a tree, and divided once. So the mean does not
+depend on the order of arrival, nor on how the work is divided.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Sum(NamedTuple):
   """How gradients are added up.
 
   Attributes:
-    rows: how many encoded arrays each of them consists of: one, or one for each
-      node of a tree.
-    weights: of each of them; all are 1.0 if there is a tree.
-    divisor: of the sum: how many gradients, of which members may have several.
+    rows: how many encoded arrays each gradient consists of: one, or one for each node
+      of a tree.
+    weights: the weight of each gradient; all are 1.0 if there is a tree.
+    divisor: what the sum is divided by: the number of gradients, of which a member may
+      have several.
     order: the additions of a tree's nodes, see `ledger.tree.additions`; None: from
       the first gradient to the last.
   """
@@ -78,7 +79,7 @@ class Reducer:
       parts: the gradients, in order.
       gradients: their bytes, of the size that `Sum.rows` says.
     """
-    # One array for all members, of which there may be hundreds.
+    # A single array for all members: there may be hundreds of them.
     rows = np.frombuffer(b"".join(gradients), np.uint8)
     rows = rows.reshape(-1, self.layout.nbytes)
     out = np.zeros(self.layout.nbytes, np.uint8)

@@ -1,7 +1,7 @@
 """Complete states for a replica that has joined, or fell too far behind.
 
-A state is sent from where its arrays are, in pieces: both sides take the checksum of
-one while the next ones are on their way. Its step and the checksum come last.
+A state is sent in pieces, without a copy of its arrays: both sides take the checksum of
+one piece while the next ones are being sent. The step and the checksum come last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from optax_dist.coordinator.protocol import inputs, messages
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
-# Of a piece; there are at most so many of a state.
+# The fewest bytes of a piece, and the most pieces of a state.
 _LEAST, _PIECES = 16 << 20, 256
 _END = 16  # Bytes of the step and the checksum.
 
@@ -48,7 +48,7 @@ class _Checksum:
       self.value = zlib.crc32(part, self.value)
 
   def end(self, step: int) -> bytes:
-    """What is sent after the pieces."""
+    """The bytes that follow the pieces: the step and the checksum."""
     self.add([step.to_bytes(8, "little")])
     return np.array([step, self.value], np.int64).tobytes()
 
@@ -58,13 +58,13 @@ class _Fetch:
   """A state that is being fetched.
 
   Attributes:
-    transfer: the core's id of it.
+    transfer: the core's id of this transfer.
     source: the peer that serves it.
-    raw: its memory.
+    raw: memory for the state.
     end: memory for its step and its checksum.
-    moved: when the last array of it came.
-    missing: the ids of the arrays that have not come.
-    checksum: of what has come.
+    moved: when the last of its arrays arrived.
+    missing: the ids of the arrays that have not arrived.
+    checksum: the checksum of the arrays that have arrived.
   """
 
   transfer: int
@@ -115,10 +115,9 @@ class Snapshots:
     """Serves a state.
 
     Args:
-      message: to whom.
+      message: the request, which names the receiver.
       step: the step of the state.
-      parts: returns the state's bytes, which stay as they are; runs in the
-        background.
+      parts: returns the state's bytes, which must not change; runs in the background.
     """
     made: list[Scattered] = []
     checksum = _Checksum()
@@ -138,7 +137,7 @@ class Snapshots:
       if number == len(self._pieces):
         send(number, checksum.end(step))
         return
-      # One after the other: the background has updates to compute, too.
+      # Piece by piece, so that the background thread can compute updates in between.
       self._background(
         lambda: checksum.add(pieces(number)), lambda: sum_up(number + 1)
       )
@@ -187,7 +186,7 @@ class Snapshots:
     fetch.moved = self._transport.now()
     if fetch.missing:
       self._background(lambda: fetch.checksum.add([data]), None)
-    else:  # This one is the end of it.
+    else:  # The step and the checksum, which come last.
       self._background(lambda: None, lambda: self._check(fetch))
 
   def _check(self, fetch: _Fetch) -> None:

@@ -80,7 +80,7 @@ class Int8:
     whole_blocks = np.pad(numbers, (0, -numbers.size % self.quantum))
     blocks, raw = whole_blocks.reshape(-1, self.quantum), out.reshape(-1, 256)
     scale = np.abs(blocks).max(1, keepdims=True) / np.float32(127)
-    # One to divide by, also for a block of zeros, or of tiny numbers.
+    # A divisor of 1 for a block of zeros or tiny numbers, whose scale is too small.
     safe = np.where(scale > np.finfo(np.float32).tiny, scale, np.float32(1))
     whole = np.clip(np.rint(blocks / safe), -127, 127)
     raw[:, :4] = scale.view(np.uint8)
@@ -114,16 +114,16 @@ def is_floating(dtype: np.dtype) -> bool:
 def largest(
   dtype: np.dtype, codec: Codec, terms: int, in_tree: bool = False
 ) -> float:
-  """The largest number of which so many can be added up without overflow.
+  """The largest number of which `terms` can be added up without overflow.
 
   Args:
-    dtype: of the numbers.
+    dtype: dtype of the numbers.
     codec: how they are encoded.
-    terms: how many are added up; 0 if it does not matter.
-    in_tree: whether sums of some of them are encoded, and so rounded, too.
+    terms: how many are added up; 0 for no bound.
+    in_tree: whether partial sums are encoded, and so rounded, too.
 
   Returns:
-    The number, as it is sent; infinity for integers, and if it does not matter.
+    The number, as it is sent; infinity for integers, and without a bound.
 
   Example:
     >>> float32 = np.dtype("float32")
@@ -136,10 +136,10 @@ def largest(
   if in_tree and isinstance(codec, Plain):
     summed = codec.stored
   info = ml_dtypes.finfo(summed)
-  # Each sum is rounded, and so is what is sent of it, perhaps upwards.
+  # Each partial sum is rounded, perhaps upwards, and again when it is sent.
   additions = (terms - 1).bit_length() if in_tree else terms - 1
   most = float(info.max) / terms / (1 + 2 * float(info.eps)) ** additions
-  # So is the number itself, perhaps.
+  # Int8 may also round the number itself upwards.
   return most / (1 + 2 * float(info.eps)) if isinstance(codec, Int8) else most
 
 
