@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import compiling
 import pytest
@@ -216,14 +215,12 @@ def test_trainer_checkpoint_survives_the_whole_job(tmp_path):
   with began:
     while len(pids) < 3:  # Replica 1 starts twice.
       line = began.stdout.readline()
+      assert line, "the job has ended"
       for pid, step in re.findall(r"process (\d+) starts at step (\d+)", line):
         pids.append(int(pid))
         steps.append(int(step))
     assert steps[2] > max(steps[:2])  # The run's, not that of a fresh start.
-    end = time.monotonic() + 120
-    while not saved.exists():
-      assert time.monotonic() < end
-      time.sleep(0.1)
+    until(saved.exists, seconds=300.0)
     began.kill()
     for pid in pids:
       with contextlib.suppress(

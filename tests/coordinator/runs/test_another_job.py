@@ -5,6 +5,7 @@ import time
 
 import embedded_runs as runs
 import optax
+from waiting import until
 
 from optax_dist.coordinator.errors import JoinRefused
 
@@ -24,8 +25,7 @@ def test_first_replica_with_a_differing_job_takes_no_step_alone(caplog):
   threads = [runs.start(first, wrong, results[0])]
   assert is_there.wait(60.0)
   threads.append(runs.start(make(1), runs.to_step(3), results[1]))
-  while "replica 1 does not agree" not in caplog.text:
-    time.sleep(0.01)
+  until(lambda: "replica 1 does not agree" in caplog.text)
   others_are_there.set()
   time.sleep(0.3)  # So long it would have had for its step.
   threads.append(runs.start(make(2), runs.to_step(3), results[2]))

@@ -48,8 +48,7 @@ def test_newcomer_that_has_compiled_contributes_to_the_next_step(
   threads = [runs.start(make(i), survive, results[i]) for i in (0, 1)]
   runs.finish([runs.start(make(2), die, results[2])])
   step = len(results[0].outcomes)
-  while len(results[0].outcomes) < step + 2:
-    time.sleep(0.01)
+  waiting.until(lambda: len(results[0].outcomes) >= step + 2)
   again = runs.make(world, 2, name="again", **options)
   start, again.start = again.start, lambda: start(warm=True)
   amid.set()
