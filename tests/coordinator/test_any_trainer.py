@@ -656,9 +656,7 @@ for batch in k_of_n.until_finished(range(20)):
 
 
 @pytest.mark.parametrize("where", ["loop", "batches"])
-def test_a_replica_whose_program_fails_is_lost_and_has_not_left(
-  where, tmp_path
-):
+def test_replica_whose_program_fails_counts_as_lost(where, tmp_path):
   """If it left, the run would end well without the others, or take fewer gradients."""
   text = f"""
 def batches():

@@ -27,7 +27,7 @@ def synced(monkeypatch):
   return result
 
 
-def test_a_folder_appears_at_the_end_with_all_that_is_in_it(tmp_path, synced):
+def test_folder_appears_once_it_is_complete(tmp_path, synced):
   path = tmp_path / "parent" / "folder"
   with _durable_folder(path) as new:
     (new / "deep").mkdir(parents=True)
@@ -41,7 +41,7 @@ def test_a_folder_appears_at_the_end_with_all_that_is_in_it(tmp_path, synced):
   assert [p.name for p in path.parent.iterdir()] == ["folder"]
 
 
-def test_a_folder_whose_writing_fails_is_not_there(tmp_path):
+def test_folder_is_absent_if_writing_it_fails(tmp_path):
   def write():
     with _durable_folder(tmp_path / "new") as new:
       new.mkdir()

@@ -297,7 +297,7 @@ def test_a_stranger_that_talks_is_not_the_jobs_coordinator():
       _join_at(address, **_PATIENT)
 
 
-def test_a_coordinator_whose_name_is_unknown_is_named_at_the_timeout(
+def test_unknown_host_name_of_the_coordinator_is_named(
   monkeypatch,
 ):
   known = socket.getaddrinfo

@@ -8,7 +8,7 @@ from optax_dist.cli.runs import journal_tail
 from optax_dist.coordinator import journal
 
 
-def test_lines_come_once_they_are_whole(tmp_path):
+def test_only_complete_lines_are_read(tmp_path):
   path = tmp_path / "run.jsonl"
   tail = journal_tail.Tail(path)
   assert list(tail.read()) == []

@@ -88,7 +88,7 @@ def test_replica_that_cannot_proceed_is_notified_of_the_reason():
   check(holds)
 
 
-def test_an_abandoned_attempt_keeps_the_gradients_of_the_others():
+def test_abandoned_round_keeps_the_gradients_of_the_others():
   seen = 0
 
   def holds(event, before, decisions, after):
@@ -143,7 +143,7 @@ def test_a_joining_replica_gets_the_present_step():
   check(holds)
 
 
-def test_a_report_on_another_attempt_changes_nothing():
+def test_report_on_another_round_changes_nothing():
   def holds(event, before, decisions, after):
     if isinstance(event, quorum.Done | quorum.Failed):
       round_ = before.round

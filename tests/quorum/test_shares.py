@@ -71,7 +71,7 @@ def test_step_does_not_wait_for_the_share_of_a_nonfinite_replica():
   assert quorum.step(state, quorum.Arrive(1, 0, count=1))[0].step == 1
 
 
-def test_a_replica_of_an_exact_step_is_asked_again_at_once():
+def test_replica_of_an_exact_step_gets_another_request_at_once():
   state = joined(6, 2, 2, exact=True)
   state, decisions = quorum.step(state, quorum.Arrive(0, 0, count=2))
   assert decisions[-1] == quorum.Token(0, 0, 4)

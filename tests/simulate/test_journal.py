@@ -248,7 +248,7 @@ def test_a_prediction_with_a_warning_has_no_number(tmp_path):
     simulate.predict(recorded, repetitions=1)
 
 
-def test_a_run_whose_own_pace_is_not_found_again_predicts_no_other(tmp_path):
+def test_no_prediction_if_the_recorded_pace_is_not_reproduced(tmp_path):
   """As if something had kept it from taking steps that no record tells."""
   recorded = simulate.from_journal(
     _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))

@@ -379,7 +379,9 @@ def test_slots_that_tensorflow_never_had_are_refused():
     )
 
 
-def test_a_path_without_tensorflow_says_what_to_do(monkeypatch, tmp_path):
+def test_path_without_tensorflow_is_refused_with_the_remedy(
+  monkeypatch, tmp_path
+):
   monkeypatch.setitem(__import__("sys").modules, "tensorflow", None)
   with pytest.raises(ModuleNotFoundError, match="get_tensor"):
     tensorflow1.restore_checkpoint(tmp_path / "model.ckpt", params(), ())

@@ -103,7 +103,7 @@ def test_time_of_failures_is_in_the_table(capsys):
   assert "stopped" not in printed
 
 
-def test_simulation_that_stopped_early_says_so(capsys):
+def test_simulation_that_stopped_early_is_reported(capsys):
   argv = ["simulate", "--latency", "constant:1", "--replicas", "2"]
   argv += ["--failures", "0.01,inf", "--steps", "20000"]
   assert main.main(argv) == 1

@@ -315,7 +315,7 @@ def in_pieces(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_a_mean_is_waited_for_while_gradients_move_however_long_they_take():
+def test_slow_transfer_of_gradients_does_not_time_out():
   group = DtypeBuffer(2, timeout=0.1)
   group.begin(0)
   group.pump()

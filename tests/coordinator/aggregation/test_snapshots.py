@@ -65,7 +65,7 @@ def pump(*sides):
 
 
 @pytest.mark.parametrize("order", ["serve first", "fetch first"])
-def test_a_state_comes_with_its_step(order):
+def test_fetched_state_has_its_step(order):
   a, b = pair()
   if order == "serve first":
     serve(a, b)

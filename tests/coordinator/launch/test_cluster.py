@@ -29,7 +29,7 @@ def _set(monkeypatch, variables):
     monkeypatch.setenv(name, value)
 
 
-def test_arguments_come_before_variables(monkeypatch):
+def test_arguments_take_precedence_over_variables(monkeypatch):
   assert cluster.detect("h:1", 2, 1) == ("h:1", 2, 1)
   _set(monkeypatch, _OWN)
   assert cluster.detect() == ("10.0.0.1:29400", 4, 0)

@@ -86,7 +86,7 @@ def test_a_secret_is_the_same_from_a_file_and_from_a_variable(tmp_path):
 
 @pytest.mark.parametrize("command", ["coordinator", "launch"])
 @pytest.mark.parametrize("secret", [b"\xff" * 16, b"\n"])
-def test_a_secret_that_is_no_text_is_named(
+def test_undecodable_secret_is_named(
   command, secret, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setenv("OPTAX_DIST_SECRET", os.fsdecode(secret))

@@ -22,7 +22,7 @@ def _printed(lines, **options):
   )
 
 
-def test_lines_come_out_whole(lines):
+def test_lines_are_printed_whole(lines):
   printed = _printed(lines)
   printed.take(b"one\ntw", error=False)
   printed.take(b"an error\n", error=True)

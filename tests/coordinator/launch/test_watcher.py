@@ -43,7 +43,7 @@ def made():
     process.stdout.close()
 
 
-def test_a_process_in_a_group_of_its_own_is_found_by_the_token(made):
+def test_process_in_its_own_group_is_found_by_the_token(made):
   one, start = made
   token = {watcher.TOKEN_VARIABLE: "a token of this test"}
   outer = start([sys.executable, "-S", "-c", _HIDING, *_SLEEP], **token)

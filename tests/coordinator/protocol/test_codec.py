@@ -90,14 +90,14 @@ ARRIVE = messages.SubmitGradient(
 
 
 @hypothesis.given(st.binary(max_size=64))
-def test_any_bytes_raise_nothing_but_bad_message(data):
+def test_any_bytes_decode_or_raise_bad_message(data):
   for codec_ in (messages.MESSAGES, entries.RECORDS):
     with contextlib.suppress(codec.BadMessage):
       codec_.decode(data)
 
 
 @hypothesis.given(st.data())
-def test_a_changed_message_raises_nothing_but_bad_message(data):
+def test_changed_message_decodes_or_raises_bad_message(data):
   good = bytearray(messages.MESSAGES.encode(ARRIVE))
   for _ in range(data.draw(st.integers(1, 4))):
     at = data.draw(st.integers(0, len(good) - 1))
@@ -139,6 +139,6 @@ def _raw(value: Any) -> bytes:
     (b"\x91" * 200_000, "Expected `str`"),
   ],
 )
-def test_bytes_that_are_no_message_are_refused_with_the_reason(data, reason):
+def test_bytes_of_another_format_are_refused_with_the_reason(data, reason):
   with pytest.raises(codec.BadMessage, match=reason):
     messages.MESSAGES.decode(data)

@@ -245,7 +245,7 @@ def test_replica_whose_contribution_is_refused_is_removed_and_rejoins(
 
 
 @pytest.mark.parametrize("kind", [*_KINDS, "inline", "exchanged"])
-def test_gradient_that_was_donated_is_no_part_of_the_next_one(kind):
+def test_donated_gradient_is_not_part_of_the_next_sum(kind):
   """Its replica may catch the error: each later step would raise it again."""
   more, options = _KINDS.get(kind, (None, {"replicas_to_aggregate": 2}))
   options = {"timeout": 60.0} | options

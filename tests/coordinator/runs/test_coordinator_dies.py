@@ -175,7 +175,7 @@ def _epochs(records):
 
 
 @pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
-def test_a_coordinator_that_is_killed_is_started_again(place, inline_bytes):
+def test_killed_coordinator_is_restarted(place, inline_bytes):
   """Also twice in a row: no gradient is lost or counts twice, nor does a step."""
   loops, ending = _begin(place, 2, inline_bytes=inline_bytes)
   for kill in (place.kill, place.kill_twice, place.kill):

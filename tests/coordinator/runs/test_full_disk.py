@@ -42,7 +42,7 @@ def test_the_journal_has_all_steps_once_there_is_room(tmp_path, caplog):
 @pytest.mark.parametrize(
   "take", [os.unlink, lambda path: path.rename(f"{path}.1"), os.truncate]
 )
-def test_a_journal_that_is_taken_away_goes_on_in_a_new_file(
+def test_deleted_or_moved_journal_continues_in_a_new_file(
   take, tmp_path, caplog
 ):
   """As by `rm`, or by logrotate, with and without copytruncate."""

@@ -104,7 +104,7 @@ class Held:
 
 @every_strategy
 @pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
-def test_a_late_replica_goes_on_with_the_schedule_of_the_others(name, inline):
+def test_late_replica_continues_the_schedule_of_the_others(name, inline):
   held = Held(name, inline_bytes=inline)
   began, following = held.join(lambda r: (count_of(r), next_count(r)))
   assert following == began
@@ -122,7 +122,7 @@ def test_late_replica_may_begin_with_a_fresh_inner_state(name):
 
 
 @every_strategy
-def test_a_restarted_replica_goes_on_with_the_schedule(name):
+def test_restarted_replica_continues_the_schedule(name):
   world = endpoint.World()
   k = 1 if name == "elastic" else 2
   options = {"k": k, "n": 2, "strategy": STRATEGIES[name], "opt": OPT}
@@ -169,7 +169,7 @@ def opt_state_of(name):
 
 @every_strategy
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_resumed_run_goes_on_with_the_schedule(name, number, tmp_path):
+def test_resumed_run_continues_the_schedule(name, number, tmp_path):
   def save(replica):
     train(replica, 2)
     if replica.replica == 1:

@@ -195,7 +195,7 @@ def test_replica_that_differs_from_the_majority_is_refused(caplog, tmp_path):
   assert [r["step"] for r in records if r["kind"] == "commit"] == [0, 1, 2]
 
 
-def test_a_coordinator_that_can_not_read_a_call_is_of_another_version(
+def test_coordinator_of_another_version_refuses_the_call(
   monkeypatch,
 ):
   other = codec.Codec(messages.Rejected | messages.SubmitGradient)
@@ -208,7 +208,7 @@ def test_a_coordinator_that_can_not_read_a_call_is_of_another_version(
   assert "has another version of optax_dist" in str(result.error)
 
 
-def test_a_coordinator_whose_answer_can_not_be_read_is_of_another_version(
+def test_unreadable_answer_means_another_version(
   monkeypatch,
 ):
   class Welcome(messages.Welcome, tag="Welcome"):

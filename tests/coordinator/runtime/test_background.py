@@ -23,7 +23,7 @@ def test_work_is_done_in_order_and_errors_are_raised_on_the_event_loop():
   assert not any(thread.name == "works" for thread in threading.enumerate())
 
 
-def test_the_event_loop_is_not_woken_for_work_whose_end_nobody_waits_for():
+def test_event_loop_is_not_woken_for_work_without_a_callback():
   posted, did = queue.SimpleQueue(), []
   background = Background("works", posted.put)
   background(lambda: did.append(1))

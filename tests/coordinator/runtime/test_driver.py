@@ -106,7 +106,7 @@ def test_an_error_names_the_peer_that_could_not_be_reached(driven):
 
 
 @pytest.mark.parametrize("how", ["broken", "unreachable", "left"])
-def test_a_coordinator_that_has_died_is_started_again(world, how):
+def test_dead_coordinator_is_restarted(world, how):
   """A coordinator that says goodbye is not restarted: the job is over."""
   started = []
   place = dataclasses.replace(

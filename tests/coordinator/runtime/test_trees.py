@@ -13,7 +13,7 @@ from optax_dist import coordinator
 from optax_dist.coordinator.runtime import trees
 
 
-def test_leaves_that_are_no_arrays_are_named_with_the_remedy():
+def test_leaves_other_than_arrays_are_named_with_the_remedy():
   with pytest.raises(TypeError, match=r"\['f'\] must be an array, got .*nnx"):
     trees.as_params({"w": jnp.ones(2), "f": jnp.tanh})
 
@@ -94,7 +94,7 @@ def test_an_nnx_module_trains_on_the_gradients_of_nnx():
   np.testing.assert_allclose(result.bias[...], jnp.full(3, -1.5))
 
 
-def test_a_module_with_leaves_that_are_no_arrays_trains_without_them():
+def test_module_trains_without_leaves_other_than_arrays():
   """As equinox has them: its filter leaves None where no array is."""
 
   @jax.tree_util.register_dataclass

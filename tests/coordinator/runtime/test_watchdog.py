@@ -150,7 +150,7 @@ def test_a_stuck_replica_is_evicted_even_if_nothing_can_be_printed(
   dog.close()
 
 
-def test_the_others_go_on_without_a_stuck_replica(tmp_path, capfd):
+def test_stuck_replica_does_not_block_the_others(tmp_path, capfd):
   path = tmp_path / "run.jsonl"
   released = threading.Event()
   steps = []

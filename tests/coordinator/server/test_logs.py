@@ -189,7 +189,7 @@ def test_coordinator_restarts_while_the_disk_is_full(tmp_path, caplog):
   ],
   ids=["foreign", "folder"],
 )
-def test_a_launcher_that_can_not_continue_a_log_says_why(
+def test_launcher_names_why_it_cannot_continue_a_log(
   tmp_path, capsys, monkeypatch, found, words
 ):
   monkeypatch.setenv("OPTAX_DIST_SECRET", _SECRET)

@@ -263,7 +263,7 @@ print("well")
 """
 
 
-def test_a_forked_child_is_no_replica():
+def test_forked_child_is_not_a_replica():
   """A data loader's workers end by SIGTERM, and don't speak for the replica."""
   done = subprocess.run(
     [sys.executable, "-c", _FORKS],

@@ -16,7 +16,7 @@ def _array(nbytes, seed=0):
   return rng.integers(0, 256, nbytes, np.uint8)
 
 
-def test_messages_come_once_and_in_order(world):
+def test_messages_arrive_once_and_in_order(world):
   a, b = world.pair()
   sent = [bytes([i % 251]) * (i * 37 % 5000) for i in range(300)]
   for payload in sent:

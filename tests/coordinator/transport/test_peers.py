@@ -91,7 +91,7 @@ def test_disconnecting_keeps_the_events_of_other_peers(connect):
     lambda one: one.cancel("b", 1),
   ],
 )
-def test_a_closed_transport_says_so(connect, call):
+def test_calls_on_a_closed_transport_raise(connect, call):
   """As does one whose process has forked: the parent has the connections."""
   _, (a, _) = connect("a", "b")
   a.close()

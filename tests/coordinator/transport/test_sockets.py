@@ -505,7 +505,7 @@ def test_a_killed_process_is_noticed_at_once(alone):
     assert bytes(array.data) == b"7" * 1_000_000
 
 
-def test_a_stopped_process_is_silent_and_comes_back(alone):
+def test_stopped_process_is_lost_as_silent_and_reconnects(alone):
   code = """
   while True:
     for event in t.poll(None):

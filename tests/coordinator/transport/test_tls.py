@@ -50,9 +50,7 @@ def test_old_certificates_are_used_until_all_files_are_replaced(
   world.wait_for("c", interface.PeerUp)
 
 
-def test_files_that_could_not_be_read_for_a_while_are_read_again(
-  authority, tmp_path, caplog
-):
+def test_unreadable_files_are_read_again_later(authority, tmp_path, caplog):
   """As where their new owner may not read them yet: that changes no times of theirs."""
   files = authority.issue()
   new = issued.Authority(tmp_path / "new").issue()

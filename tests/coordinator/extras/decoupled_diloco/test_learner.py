@@ -224,7 +224,7 @@ def test_a_readmitted_learner_keeps_its_steps(drive, known):
   assert driven.counts == {"applied": 0} | {outcome: 1}
 
 
-def test_a_learner_that_is_not_finite_starts_again(drive):
+def test_nonfinite_learner_restarts_from_the_center(drive):
   driven = drive(opt=optax.sgd(RATE, momentum=0.9))
   driven.step()
   spoilt = {"a": np.full(3, np.nan, np.float32), "b": ONES["b"]}

@@ -177,7 +177,7 @@ def test_a_client_logs_in_again_when_its_token_is_no_longer_valid(
   ]
 
 
-def test_an_invalid_request_is_no_reason_to_log_in_again(gateway, error):
+def test_invalid_request_does_not_cause_another_login(gateway, error):
   gateway.answers.append((400, error(3, "etcdserver: request is too large")))
   with pytest.raises(client.Rejected, match="too large"):
     _put(gateway, user="root", password="secret")

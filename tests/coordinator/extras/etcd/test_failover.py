@@ -211,7 +211,7 @@ def test_coordinator_that_ends_returns_its_lease(start, url):
   waiting.until(lambda: not _address(url))
 
 
-def test_a_job_with_another_secret_is_told_so(start, url):
+def test_job_with_another_secret_is_refused_by_name(start, url):
   start()
   waiting.until(lambda: _address(url))
   other = "another secret, long"

@@ -110,7 +110,7 @@ def test_the_next_coordinator_reads_what_was_written(where):
     assert two.history.step == 4
 
 
-def test_a_long_log_is_written_anew_as_one_record(cluster, where, monkeypatch):
+def test_long_log_is_compacted_to_one_record(cluster, where, monkeypatch):
   monkeypatch.setattr(log, "_MANY", 20)
   with _writer(where) as one:
     one.begin()
