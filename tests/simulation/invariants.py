@@ -562,7 +562,12 @@ class Checker:
       for name, since in self.away_since.items()
       if name in self.took_a_step
     ]
-    back = [end for who, _, end in self.world.absences if known & {*who}]
+    # Of a replica of several processes any may have stopped.
+    back = [
+      end
+      for who, _, end in self.world.absences
+      if known & {process.partition(".")[0] for process in who}
+    ]
     ready = max(
       self.epoch_at, *given_up, *back, *(at[name] for name in at.keys() - first)
     )
