@@ -236,6 +236,12 @@ def is_indexed_slices(x: Any) -> bool:
   return isinstance(x, IndexedSlices)
 
 
+def has_slices(tree: Any) -> bool:
+  """Returns whether any leaf of a tree is an :class:`IndexedSlices`."""
+  leaves = jax.tree.leaves(tree, is_leaf=is_indexed_slices)
+  return any(map(is_indexed_slices, leaves))
+
+
 def values_of(x: Any) -> Any:
   """Returns the values of :class:`IndexedSlices`; anything else unchanged."""
   return x.values if is_indexed_slices(x) else x

@@ -185,18 +185,21 @@ def common(
     return treedef.unflatten(leaves)
   tracked = any(axes.is_tracked(name) for name in names)
   is_first = jax.lax.axis_index(names) == 0
-  differs = [
-    i
-    for i, x in enumerate(leaves)
-    if jnp.issubdtype(x.dtype, jnp.number)
-    and (not tracked or axes.varying_axes(x) & set(names))
-  ]
+  numbers = []
+  for i, x in enumerate(leaves):
+    if tracked and not axes.varying_axes(x) & set(names):
+      continue
+    if jnp.issubdtype(x.dtype, jnp.number):
+      numbers.append(i)
+    else:
+      # There is no sum of booleans and of random keys.
+      leaves[i] = collectives.gather_rows(x[None], names)[0]
   # With "where", since other replicas may hold NaN.
   firsts = [
-    jnp.where(is_first, leaves[i], jnp.zeros_like(leaves[i])) for i in differs
+    jnp.where(is_first, leaves[i], jnp.zeros_like(leaves[i])) for i in numbers
   ]
   for i, x in zip(
-    differs, collectives.sum_leaves(firsts, [names] * len(firsts)), strict=True
+    numbers, collectives.sum_leaves(firsts, [names] * len(firsts)), strict=True
   ):
     leaves[i] = x
   return treedef.unflatten(leaves)

@@ -27,6 +27,9 @@ from optax_dist._internal.placement.replica_blocks import (
   own_block,
 )
 
+#: Like JAX's, but for an array of random keys, of any shape.
+fold_in = jnp.vectorize(jax.random.fold_in, excluded={1})
+
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
@@ -293,17 +296,18 @@ def _mesh(own: Any, names: tuple[axes.AxisName, ...]) -> Any:
 
 
 def _of_replica(x: jax.Array, index: Any) -> jax.Array:
-  return jax.random.fold_in(x, index) if _is_key(x) else x
+  return fold_in(x, index) if is_key(x) else x
 
 
 def _of_replicas(x: jax.Array, count: int) -> jax.Array:
-  if _is_key(x):
+  if is_key(x):
     return jnp.stack([_of_replica(x, i) for i in range(count)])
   return jnp.broadcast_to(x[None], (count, *x.shape))
 
 
-def _is_key(x: jax.Array) -> bool:
-  return not x.ndim and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+def is_key(x: jax.Array) -> bool:
+  """Whether an array holds random keys."""
+  return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _on_own_devices(

@@ -16,6 +16,7 @@ from optax_dist._internal.placement.replica_blocks import (
   map_nodes,
   nodes,
 )
+from optax_dist._internal.replicas import fold_in, is_key
 
 Tree = TypeVar("Tree")
 
@@ -255,9 +256,9 @@ def _resize(path: Any, x: Any, new: Any, old: int, num_replicas: int) -> Any:
       + ("" if new is None else f", before the center's shape {new.shape}")
       + ". Was the state initialised with the same number of replicas?"
     )
-  if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+  if is_key(x):
     # Replicas that draw random numbers draw different ones.
-    more = [jax.random.fold_in(x[0], i) for i in range(old, num_replicas)]
+    more = [fold_in(x[0], i) for i in range(old, num_replicas)]
     return jnp.concatenate([x[:num_replicas], *(key[None] for key in more)])
   # Arrays on the devices of the old replicas can't be combined with new ones.
   x, new = jax.device_get((x, new))

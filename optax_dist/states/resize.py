@@ -13,6 +13,7 @@ from optax_dist._internal.placement.replica_blocks import (
   map_nodes,
   nodes,
 )
+from optax_dist._internal.replicas import is_key
 from optax_dist.transforms.sync_replicas import SyncReplica, SyncReplicasState
 
 
@@ -77,14 +78,10 @@ def on_host(transform_name: str, x: Any) -> Any:
       " memory, or gather it with"
       " jax.experimental.multihost_utils.process_allgather(state, tiled=True)."
     )
-  if _is_key(x):
+  if is_key(x):
     data = jnp.asarray(np.asarray(jax.random.key_data(x)))
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
   return np.asarray(x)
-
-
-def _is_key(x: Any) -> bool:
-  return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _resize(
@@ -147,7 +144,7 @@ def _fold(x: Any, num: int) -> Any:
 
 
 def _fold_sum(total: Any, empty: np.ndarray, num: int) -> Any:
-  if not isinstance(total, SparseSum) and _is_key(total):
+  if not isinstance(total, SparseSum) and is_key(total):
     # A random key among the parameters, which has no gradient.
     return total[np.zeros(num, int)]
   rows = lambda x: empty.reshape(-1, *[1] * (x.ndim - 1))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, collectives, provenance
-from optax_dist._internal.indexed_slices import is_indexed_slices
+from optax_dist._internal.indexed_slices import has_slices
 from optax_dist._internal.leaves import precision, update_leaves
 
 _SCATTERED = (
@@ -38,7 +38,7 @@ def by_adasum(
     del params, extra_args
     axes.check_bound(names, transform_name)
     update_leaves.check_gradients(transform_name, updates, names, _SCATTERED)
-    if any(map(is_indexed_slices, _leaves(updates))):
+    if has_slices(updates):
       raise ValueError(
         f"{transform_name}: reduction='adasum' takes no sparse updates."
       )
@@ -54,10 +54,6 @@ def by_adasum(
   return optax.GradientTransformationExtraArgs(
     optax.init_empty_state, update_fn
   )
-
-
-def _leaves(updates: Any) -> list[Any]:
-  return jax.tree.leaves(updates, is_leaf=is_indexed_slices)
 
 
 def adasum(rows: jax.Array) -> jax.Array:

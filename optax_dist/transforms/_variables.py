@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import axes
+from optax_dist._internal.replicas import fold_in, is_key
 
 # Kinds of nnx variables that no optimizer may get.
 _NOT_TRAINED = ("BatchStat", "RngState", "Cache", "Intermediate")
@@ -145,10 +146,7 @@ def of_replica(carried: Any, names: Names) -> Any:
   index = jax.lax.axis_index(names)
 
   def own(x: Any) -> Any:
-    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-      return x
-    fold = lambda key: jnp.where(index, jax.random.fold_in(key, index), key)
-    return jax.vmap(fold)(x.reshape(-1)).reshape(x.shape)
+    return jnp.where(index, fold_in(x, index), x) if is_key(x) else x
 
   return jax.tree.map(own, carried)
 
@@ -190,13 +188,12 @@ def of_all(
         f"{transform_name}: variable {at} has another shape or dtype after the loss:"
         f" {jnp.shape(new)} {new.dtype}, before {jnp.shape(old)} {old.dtype}."
       )
-    is_key = jnp.issubdtype(old.dtype, jax.dtypes.prng_key)
-    if is_key and new is not own:
+    if is_key(old) and new is not own:
       raise ValueError(
         f"{transform_name}: the loss replaces the random key {at}. Draw from a stream"
         " that counts, as nnx.Rngs does, or pass keys as rows of the batch."
       )
-    return old if is_key else new
+    return old if is_key(old) else new
 
   new = jax.tree_util.tree_map_with_path(check, old, own, new)
   treedef: Any

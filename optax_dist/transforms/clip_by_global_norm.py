@@ -85,10 +85,6 @@ def clip_by_global_norm(
   if not (isinstance(max_norm, float | np.floating) and max_norm == math.inf):
     checks.rate("max_norm", max_norm, positive=True)
 
-  def init_fn(params: optax.Params) -> optax.EmptyState:
-    del params
-    return optax.EmptyState()
-
   def update_fn(
     updates: optax.Updates,
     state: optax.EmptyState,
@@ -110,7 +106,9 @@ def clip_by_global_norm(
       factor = _factor(leaves, over, names, max_norm)
     return map_values(lambda x: precision.scaled(x, factor), updates), state
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return optax.GradientTransformationExtraArgs(
+    optax.init_empty_state, update_fn
+  )
 
 
 def _factor(

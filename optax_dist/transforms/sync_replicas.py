@@ -17,7 +17,11 @@ from optax_dist._internal import (
   replica_params,
 )
 from optax_dist._internal import extra_args as arguments
-from optax_dist._internal.indexed_slices import IndexedSlices, is_indexed_slices
+from optax_dist._internal.indexed_slices import (
+  IndexedSlices,
+  has_slices,
+  is_indexed_slices,
+)
 from optax_dist._internal.inner import check_used, checked
 from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist._internal.placement.replica_blocks import PerReplica
@@ -317,7 +321,7 @@ class _Rule:
       shared = arguments.of_all(self.replicas.names, extra_args, counts)
       step = lambda: self._step(mean, state.inner_state, params, kept, shared)
       # A branch changes just the rows of a table that have a gradient.
-      return _cond(enough, step, no_step, fuse=not _has_slices(updates))
+      return _cond(enough, step, no_step, fuse=not has_slices(updates))
 
     # Nothing is communicated while there can't be enough, which all agree on.
     possible = self.needed <= me.size or at_most >= self.needed
@@ -399,7 +403,7 @@ class _Rule:
         f"{_NAME}: with `all_arrive` neither `arrived` nor `local_step` may be"
         " given to update."
       )
-    if self.all_arrive and _has_slices(updates):
+    if self.all_arrive and has_slices(updates):
       raise ValueError(f"{_NAME}: {_DENSE}")
     if self.needed > me.size and not accumulates:
       raise ValueError(
@@ -535,11 +539,6 @@ def _where(yes: jax.Array, new: Any, old: Any) -> Any:
   """A choice, so that NaN in what is not chosen does no harm."""
   choose = lambda x, y: jnp.where(yes, axes.with_dtype(x, y.dtype), y)
   return jax.tree.map(choose, new, old)
-
-
-def _has_slices(updates: optax.Updates) -> bool:
-  leaves = jax.tree.leaves(updates, is_leaf=is_indexed_slices)
-  return any(map(is_indexed_slices, leaves))
 
 
 def _scalar(value: Any, default: Any, name: str, kind: Any) -> jax.Array:

@@ -26,6 +26,7 @@ from optax_dist._internal.placement.replica_blocks import (
   row,
 )
 from optax_dist._internal.placement.specs import is_spec, state_specs
+from optax_dist._internal.replica_params import strong
 from optax_dist.transforms import _variables
 from optax_dist.transforms._agreement import (
   PARAMS,
@@ -161,7 +162,8 @@ class TrainStep:
     carried = self._start(carried, shared, shared, False)
     tx = under_jit(self.tx, self.names, mesh=self.mesh, own_params=own)
     shardings = self._state_shardings(params, of_model)
-    state = jax.jit(tx.init, out_shardings=shardings)(trained)
+    start = jax.jit(lambda x: strong(tx.init(x)), out_shardings=shardings)
+    state = start(trained)
     return form.merge(trained, carried), state
 
   def __call__(
@@ -403,7 +405,7 @@ class TrainStep:
       lambda spec: jax.NamedSharding(self.mesh, spec), of_all, is_leaf=is_spec
     )
     copy = jax.jit(
-      lambda tree: jax.tree.map(rows if own else jnp.copy, tree),
+      lambda tree: jax.tree.map(rows if own else jnp.copy, strong(tree)),
       out_shardings=shardings,
     )
     return copy(place(tree, self.mesh, of_one))

@@ -45,16 +45,20 @@ def test_inside_the_map_a_replica_makes_its_own_block(map_name):
   np.testing.assert_array_equal(last, 2 * np.arange(N)[:, None])
 
 
+@pytest.mark.parametrize("shape", [(), (2, 3)])
 @maps.every_map
-def test_replicas_draw_different_random_numbers(map_name):
+def test_replicas_draw_different_random_numbers(map_name, shape):
+  keys = jax.random.split(jax.random.key(0), shape)
+  normal = jnp.vectorize(jax.random.normal)
+
   def draw(_):
-    own = _of(N).start(jax.random.key(0), N).value
-    return jax.random.normal(own[0])
+    own = _of(N).start(keys, N).value
+    return normal(own[0])
 
   inside = _in_map(map_name, draw, np.zeros(N))
-  outside = _of(N).start(jax.random.key(0), N).value
-  np.testing.assert_allclose(inside, jax.vmap(jax.random.normal)(outside))
-  assert len(set(inside.tolist())) == N
+  outside = _of(N).start(keys, N).value
+  np.testing.assert_allclose(inside, normal(outside))
+  assert len(set(inside.ravel().tolist())) == inside.size
 
 
 @pytest.mark.parametrize("explicit", [False, True])

@@ -159,9 +159,11 @@ def test_training_continues_with_another_number_of_replicas(size):
   chex.assert_trees_all_equal_shapes_and_dtypes(last, tx.init(_start()))
 
 
-def test_new_replicas_keep_random_keys_and_half_precision():
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_new_replicas_keep_random_keys_and_half_precision(shape):
+  keys = jax.random.split(jax.random.key(3), shape)
   tx = elastic_average(
-    optax.chain(optax.add_noise(0.1, 0.0, jax.random.key(3)), optax.trace(0.9)),
+    optax.chain(optax.add_noise(0.1, 0.0, keys), optax.trace(0.9)),
     "i",
     num_replicas=2,
     rho=0.0,
@@ -172,6 +174,8 @@ def test_new_replicas_keep_random_keys_and_half_precision():
   assert params.dtype == jnp.bfloat16
   chex.assert_trees_all_equal_dtypes(new, state)
   assert {x.shape[0] for x in jax.tree.leaves(new.replica)} == {5}
+  drawn = jax.random.key_data(optax.tree.get(new, "rng_key"))
+  assert len(np.unique(drawn.reshape(-1, 2), axis=0)) == 5 * keys.size
 
 
 def test_new_replicas_ignore_nonfinite_ones():

@@ -228,6 +228,26 @@ def test_parameters_that_are_integers_or_keys_pass_every_transform(name):
     assert (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
+@maps.every_map
+def test_the_center_has_booleans_and_keys_of_the_first_replica(map_name):
+  """Inside of a map, where each replica has others."""
+  tx = _tx("elastic_average")
+  params = {
+    "w": jnp.ones((N, 3)),
+    "mask": jnp.array([[True, False], [False, True]]),
+    "keys": jax.random.split(jax.random.key(0), (N, 3)),
+  }
+
+  def start(params):
+    center = optax_dist.center_params(tx.init(params))
+    return center | {"keys": jax.random.key_data(center["keys"])}
+
+  center = maps.run(map_name, start, params, size=N)
+  params["keys"] = jax.random.key_data(params["keys"])
+  for name, x in params.items():
+    np.testing.assert_array_equal(center[name], np.stack([x[0]] * N))
+
+
 # --- Arguments ---------------------------------------------------------------
 
 

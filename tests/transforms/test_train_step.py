@@ -273,6 +273,21 @@ def test_train_step_compiles_once_even_for_unplaced_arrays(name, explicit):
   chex.assert_trees_all_equal(*jax.device_get(results))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_parameter_that_is_a_python_number_compiles_no_second_step(name):
+  compiled = []
+
+  def loss(params, batch):
+    compiled.append(True)
+    return jnp.mean((batch["x"] @ params["w"]) ** 2) * params["scale"]
+
+  step = optax_dist.train_step(loss, CASES[name][0], maps.mesh(N), AXIS)
+  kept = step.init({"w": _params()["w"], "scale": 0.5})
+  for batch in _batches():
+    *kept, _ = step(*kept, batch)
+  assert len(compiled) == 1
+
+
 @pytest.mark.parametrize("name", ["cross_shard", "sharded", "diloco"])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_parameters_stay_sharded_over_further_axes(name, kind):
