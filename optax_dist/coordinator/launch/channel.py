@@ -41,7 +41,7 @@ class Channel:
       self._socket.sendall(encode(event, fields))
 
   def events(self) -> Iterator[Event]:
-    """Messages of the launcher, as they come, until it ends."""
+    """Yields messages of the launcher as they arrive, until it ends."""
     with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
       for line in lines:
         yield json.loads(line)
@@ -73,7 +73,7 @@ def current() -> Channel | None:
 
 @contextlib.contextmanager
 def refused_by(*errors: type[Exception]) -> Iterator[None]:
-  """Tells the launcher of errors that would come again in another process."""
+  """Reports errors to the launcher that would occur again in another process."""
   try:
     yield
   except errors:
@@ -86,11 +86,11 @@ def refused_by(*errors: type[Exception]) -> Iterator[None]:
 def stand_by(channel: Channel) -> ProcessEnvironment:
   """Waits until this process becomes a replica; its launcher ends it otherwise.
 
-  Until then it is in no run, and nobody knows of it but its launcher, which tells it
-  the number of a replica that has died.
+  Until then it is in no run, and only its launcher knows it, which sends it the number
+  of a replica that has died.
 
   Returns:
-    Which one; so its environment says from now on.
+    The replica's environment, which is also set in this process.
   """
   channel.say("standby")
   for event in channel.events():

@@ -19,8 +19,8 @@ from optax_dist.coordinator.launch import channel, output
 from optax_dist.coordinator.launch.channel import Event
 from optax_dist.coordinator.launch.environment import inherited, variable
 
-# Blocks of what it prints that are read at once, and of one that has ended: more
-# than a pipe can hold.
+# How many blocks of a process's output are read at once, and after its end: more than
+# a pipe can hold.
 _IN_A_ROW, _ALL = 4, 64
 
 

@@ -66,12 +66,12 @@ def detect(
 def complete(
   parts: Mapping[str, Any], otherwise: str = ""
 ) -> tuple[str, int, int]:
-  """Takes what nobody gave from the cluster that JAX detects.
+  """Fills in missing parts from the cluster that JAX detects.
 
   Args:
     parts: an address, a number of processes, and the index of this one, in this
-      order, by fields of `Environment`; None for those that nobody gave.
-    otherwise: what else people could do, for the error.
+      order, by fields of `Environment`; None for missing ones.
+    otherwise: another remedy, for the error.
 
   Raises:
     ValueError: a part is not known; the error names its variable.

@@ -25,15 +25,16 @@ from optax_dist.coordinator.server import process
 from optax_dist.coordinator.server.process import Settings
 from optax_dist.coordinator.transport import addresses
 
-# Seconds without a beat after which it hangs. Only those count in which this process
-# was awake itself.
+# Seconds without a beat after which the coordinator counts as hung; and the most
+# seconds between two polls that count, as this process may have been stopped itself.
 _SILENCE, _LONGEST_LOOK = 5.0, 0.5
-# Seconds after which it counts as healthy, and before a start after one that was not.
+# Seconds after which a coordinator counts as healthy, and seconds to pause before the
+# next start if it ended earlier.
 _HEALTHY, _PAUSE = 10.0, 2.0
-# Seconds to end by itself.
+# Seconds that the coordinator has to end by itself.
 _STOP_SECONDS = 5.0
-# Seconds between two looks, while it starts and later; and after a signal in which it
-# goes on for other hosts.
+# Seconds between two polls, while it starts and later; and seconds for which it goes on
+# after a signal, for replicas of other hosts.
 _READY_SECONDS, _POLL_SECONDS, _FAREWELL = 0.01, 0.1, 3.0
 
 
@@ -102,7 +103,7 @@ class Keeper:
     self._child, self._knows_drain = self._start(), False
 
   def wait(self, check: Callable[[], None]) -> None:
-    """Waits until it is ready.
+    """Waits until the coordinator is ready.
 
     Args:
       check: called meanwhile; may raise.
@@ -122,10 +123,10 @@ class Keeper:
     return [] if self._child is None else self._child.files()
 
   def poll(self) -> None:
-    """Passes on what it prints, and starts it again if it has ended or hangs.
+    """Passes on the coordinator's output; starts it again if it has ended or hangs.
 
     Raises:
-      RuntimeError, TimeoutError: the first one was never ready.
+      RuntimeError, TimeoutError: the first coordinator was never ready.
     """
     now, made = time.monotonic(), self._child
     if made is None:
@@ -139,7 +140,7 @@ class Keeper:
     if made.read():
       self._silent, self._is_ready = 0.0, True
       if self._drains and not self._knows_drain:
-        # Not before it knows the signal, nor while it ends: it would die of it.
+        # Only now: before its handler is installed, the signal would kill it.
         self._knows_drain = True
         made.signal(signal.SIGUSR1)
     hangs = self._silent >= (
@@ -205,8 +206,8 @@ class Keeper:
       self._child = None
 
   def _pass_on(self, label: str, line: str, error: bool) -> None:
-    # Of one that is never ready, it is in the error. Of those that fail in the same
-    # way, nobody need hear again.
+    # The output of a coordinator that is never ready is in the error. A repeated
+    # failure with the same line is not printed again.
     if self._is_ready and not (self._fails and line == self._last_line):
       self._last_line = line
       self._echo(label, line, error)

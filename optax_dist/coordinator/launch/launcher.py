@@ -131,8 +131,8 @@ class Launcher:
     )
     # The processes of each replica on this host.
     self._running: dict[int, list[Child]] = {}
-    # How the coordinator calls the process of a replica that has joined; and the last
-    # one that has joined and ended.
+    # The coordinator's name for the process of each replica that has joined; and for
+    # the last process of each replica that has joined and ended.
     self._members: dict[int, str] = {}
     self._ended: dict[int, str] = {}
     stand_by = lambda: self._spawn(ProcessEnvironment(standby=1))
@@ -155,7 +155,8 @@ class Launcher:
     if self._setup.folder is not None:
       self._setup.folder.mkdir(parents=True, exist_ok=True)
     token = self._setup.env[watcher.TOKEN_VARIABLE]
-    # It may wait, and nothing has to be ended yet: a signal ends this process.
+    # Outside `recorded`, since this may wait: no process has to be ended yet, so a
+    # signal may end the launcher at once.
     settings = keeper.settings_of(self._placement, self._environment, self._log)
     with signals.recorded() as received, contextlib.ExitStack() as stack:
       # Exit callbacks run in reverse: the watcher is stopped last in any case.
@@ -199,7 +200,7 @@ class Launcher:
     placement, environment = self._placement, self._environment
     elsewhere = placement.external or environment.store is not None
     if environment.journal is None or elsewhere or placement.hosts > 1:
-      return  # It may go on.
+      return  # The run may go on without this launcher.
     if not self._supervisor.has_begun or self._supervisor.over:
       return
     reason = "its launcher has ended"
@@ -215,14 +216,14 @@ class Launcher:
       process.kill()
 
   def _live(self) -> list[Child]:
-    """All processes of running replicas, and those that stand by."""
+    """All processes of running replicas, and the standbys."""
     running = itertools.chain(*self._running.values())
     return [*running, *self._standbys.processes]
 
   def _say(self, line: str) -> None:
     self._setup.echo("launch", line, True)
 
-  # What the supervisor decides.
+  # Effects of the supervisor.
 
   def _execute(self, effects: Sequence[Effect]) -> None:
     for effect in effects:
@@ -242,14 +243,14 @@ class Launcher:
           raise LaunchError(reason, code)
 
   def _tell_of_ended(self, given_up: str = "") -> None:
-    """Tells the coordinator who may come, and whom nobody must wait for."""
+    """Tells the coordinator which replicas may come, and which have ended."""
     machine, ended = self._supervisor, self._ended.values()
     self._line.tell(machine.coming, machine.never_joined, ended, given_up)
 
   def _start(self, replica: int, restarts: int) -> None:
     """Starts the processes of a replica that belong on this host."""
     which = ProcessEnvironment(replica, restarts)
-    # Those that have started are ended if another one can't be started.
+    # Registered at once, so that these are ended if a later one can't be started.
     processes = self._running[replica] = []
     if restarts and self._standbys.processes:
       process = self._standbys.processes.pop(0)
@@ -282,7 +283,7 @@ class Launcher:
         f"{name} can't be started: {error}.{_remedy(error)}"
       ) from error
 
-  # What happens to replicas.
+  # Events of replicas.
 
   def _poll(self) -> None:
     """Waits briefly for events, and handles them."""
@@ -333,7 +334,7 @@ class Launcher:
       for event in process.read():
         self._on_event(replica, process, event)
     if self._running.get(replica) is not processes:
-      return  # It was killed meanwhile.
+      return  # The replica was killed while its events were handled.
     for process, has_ended in zip(processes, ended, strict=True):
       if has_ended:
         process.kill()
@@ -345,7 +346,7 @@ class Launcher:
     if len(gone) < len(processes):
       if not failed:
         return
-      # What one has raised may follow from the end of another one.
+      # A process's error may follow from the end of another process: wait for its exit.
       since = time.monotonic() - min(p.ended_at for p in failed)
       if _follows(failed[0]) and since < _SETTLE_SECONDS:
         return
@@ -407,15 +408,15 @@ class Launcher:
     hung_up = number == signal.SIGHUP
     if ends and self._stop_at is not None:
       if hung_up:
-        return  # Both the terminal and its shell may send it.
+        return  # Both the terminal and its shell may send SIGHUP: one signal counts.
       raise SystemExit(128 + number)
     if ends:
-      # They are in no run, and have nothing to finish.
+      # Standbys are in no run, and have nothing to finish.
       while self._standbys.processes:
         self._standbys.processes.pop().kill()
     for replica, processes in self._running.items():
-      # They have no terminal. And before they join, what Ctrl-C raises may be lost, in
-      # a callback of JAX's.
+      # Replicas have no terminal to hang up. And before they join, Ctrl-C's exception
+      # may be lost in a callback of JAX.
       early = number == signal.SIGINT and replica not in self._members
       for process in processes:
         process.signal(signal.SIGTERM if hung_up or early else number)
@@ -444,7 +445,7 @@ def _name(which: ProcessEnvironment) -> str:
 
 
 def _remedy(error: OSError) -> str:
-  """What to do about a process that can't be started; "" if that is plain."""
+  """The remedy for a process that can't be started; "" if it is obvious."""
   if error.errno in (errno.EMFILE, errno.ENFILE):
     return (
       " The launcher needs some five descriptors for each process of this host:"

@@ -1,8 +1,8 @@
-"""The launcher's line to the coordinator: who it is, and whom nobody must wait for.
+"""The launcher's line to the coordinator: reports which replicas may still come.
 
-The run knows only replicas that have joined; of those that ended before, launchers
-tell it. A launcher that is refused ends at once, and one whose coordinator is gone
-says what it does.
+The coordinator knows only replicas that have joined; launchers report replicas that
+ended before. A launcher that is refused ends at once, and a launcher whose coordinator
+is gone prints a warning.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from optax_dist.coordinator.protocol.entries import Ended
 from optax_dist.coordinator.runtime import caller
 from optax_dist.coordinator.runtime import endpoint as endpoints
 
-# Seconds without a byte after which the coordinator is lost, and after which one is
-# gone that was lost, or has not come yet.
+# Seconds without a byte after which the coordinator is lost; and seconds after which to
+# warn of a coordinator that was lost, or has not answered yet.
 _SILENCE, _GONE, _LATE = 6.0, 2.0, 15.0
 
 
@@ -64,14 +64,14 @@ class Line:
     self._is_gone = self._was_there = False
     self.refused = ""
     self.ended: Ended | None = None
-    # What the coordinator says, as text.
+    # Warnings of the coordinator, as text.
     self._notes: list[str] = []
     made = endpoints.connect(
       address,
       f"launcher-{placement.rank}",
       environment.secret.encode(),
       deadlines.silence_of_peers(10 * _SILENCE, _SILENCE),
-      bind="127.0.0.1",  # Nobody calls a launcher.
+      bind="127.0.0.1",  # No process connects to a launcher.
       ports=(0,),
       certificates=environment.find_certificates(),
     )
@@ -87,7 +87,7 @@ class Line:
     ended: Iterable[str],
     given_up: str = "",
   ) -> None:
-    """Tells the coordinator who may come, and whom nobody must wait for.
+    """Reports to the coordinator which replicas may come, and which have ended.
 
     Args:
       coming: replicas that run, or will, and have never joined.
@@ -107,7 +107,7 @@ class Line:
       self._caller.say_again()
 
   def look(self) -> None:
-    """Says so if the coordinator is gone, or back; and what it says."""
+    """Prints when the coordinator is gone or back, and its warnings."""
     while self._notes:
       self._say(self._notes.pop(0))
     trouble, since = self._caller.trouble, self._caller.since
@@ -128,7 +128,7 @@ class Line:
       self._is_gone, self._was_there = False, True
 
   def close(self) -> None:
-    """Ends it; what was told before is sent first."""
+    """Closes the line after sending pending reports."""
     self._caller.close()
 
   def _hear(self, message: msg.Message) -> None:

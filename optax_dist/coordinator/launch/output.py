@@ -17,9 +17,9 @@ from typing import TextIO, TypeAlias
 # Called with a label, a line, and whether it is from standard error.
 Echo: TypeAlias = Callable[[str, str, bool], None]
 
-# Lines that were not printed since nobody reads the pipe or terminal that they go to,
-# by whether it is standard error; seconds to wait for a reader; and characters to print
-# at once, of four bytes each.
+# How many lines were lost since their pipe or terminal has no reader, for standard
+# error (True) and output; seconds to wait for a reader; and characters to print at once,
+# of four bytes each.
 _lost: dict[bool, int] = {}
 _PATIENCE, _AT_ONCE = 5.0, select.PIPE_BUF // 4
 _LINES_KEPT = 12  # Lines.
@@ -29,9 +29,9 @@ _LONGEST = 64 << 10  # Longer lines are cut.
 def echo(label: str, line: str, error: bool) -> None:
   """Prints a line with its label, to the stream that it came from.
 
-  If nobody reads it any more, the job is stopped as after the end of its terminal.
-  Where it can't be kept, as on a full disk, or in a pipe that is full for a while, it
-  is lost, and those that train go on: the launcher looks after them.
+  If the stream has no reader any more, the job is stopped as after the end of its
+  terminal. If the line can't be written, as on a full disk, or in a pipe that is full
+  for a while, it is lost, and the replicas go on training.
   """
   stream = sys.stderr if error else sys.stdout
   text = f"[{label}] {line}\n"
@@ -41,7 +41,7 @@ def echo(label: str, line: str, error: bool) -> None:
       f"[launch] {lost} lines are lost that nobody has read in time\n{text}"
     )
   try:
-    # What a pipe takes at once if it takes anything.
+    # In parts that a pipe takes whole if it has any room.
     for start in range(0, len(text), _AT_ONCE):
       if not _takes_more(stream, 0.0 if lost else _PATIENCE):
         _lost[error] = lost + 1
@@ -60,14 +60,14 @@ def _takes_more(stream: TextIO, seconds: float) -> bool:
   try:
     number = stream.fileno()
   except (OSError, ValueError):
-    return True  # It is one of Python's.
+    return True  # A Python object without a descriptor: it never blocks.
   poll = select.poll()
   poll.register(number, select.POLLOUT)
   return bool(poll.poll(1000 * seconds))
 
 
 def _opened(path: str, flags: int) -> int:
-  """Opens a file; one that is a pipe which nobody reads is an error, and no wait."""
+  """Opens a file; raises an error instead of waiting if it is a pipe without reader."""
   return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 

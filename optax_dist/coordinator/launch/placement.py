@@ -141,7 +141,7 @@ def find(
     address, rank = environment.address, rank or 0
   else:
     if environment.store is not None:
-      address = address or ""  # Nobody asks for it.
+      address = address or ""  # With etcd, replicas find the address there.
     address, hosts, rank = cluster.complete(
       {"address": address, "nodes": hosts, "node_rank": rank}
     )

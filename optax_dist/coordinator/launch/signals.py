@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-# Those that ask a program to end; the last one if its terminal is closed.
+# Signals that ask a program to end; SIGHUP when its terminal is closed.
 ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 _OTHERS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -23,9 +23,9 @@ def recorded() -> Iterator[list[int]]:
   """Records SIGTERM, SIGHUP, Ctrl-C, SIGUSR1 and SIGUSR2 while the block runs.
 
   If the program ignores Ctrl-C or SIGHUP (nohup) or has its own handler for it,
-  that stays in place. How child processes end is known meanwhile, also where whoever
-  has started the program ignores that (SIGCHLD). Threads other than the main one get
-  no signals, so nothing changes there.
+  that stays in place. Inside the block, SIGCHLD is not ignored, as it may be by the
+  parent of this process, so that exit codes of child processes are known. Threads other
+  than the main one get no signals, so nothing changes there.
 
   Yields:
     The numbers of the signals so far, in order.

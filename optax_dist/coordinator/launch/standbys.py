@@ -12,7 +12,7 @@ class Standbys:
   """The processes that take the places of replicas.
 
   Attributes:
-    processes: those that there are.
+    processes: the current standbys.
   """
 
   def __init__(
@@ -34,11 +34,11 @@ class Standbys:
     self._starting: Child | None = None
 
   def poll(self, refills: bool) -> None:
-    """Passes on what they print, gives up those that have ended, and starts others.
+    """Passes on the standbys' output, removes those that have ended, starts others.
 
     Args:
-      refills: whether another one is started if there are too few. One after another:
-        while they import and compile, replicas train beside them.
+      refills: whether to start another standby if there are too few. Only one starts at
+        a time, since its imports slow down replicas that train.
     """
     for process in list(self.processes):
       ended = process.has_ended()
@@ -48,11 +48,11 @@ class Standbys:
       if ended:
         process.kill()
         self.processes.remove(process)
-        # Another one would end in the same way.
+        # A new standby would end in the same way, so this one is not replaced.
         self._wanted -= 1
         how = child.ending(process.popen)
         self._say(f"a standby {how}, and is not replaced")
-    # Not if it has ended, or has become a replica.
+    # False if the standby has ended, or has become a replica.
     is_starting = self._starting in self.processes
     if refills and not is_starting and len(self.processes) < self._wanted:
       self._starting = self._start()

@@ -106,16 +106,16 @@ def _start(
 
 
 class _Again:
-  """Starts it again, in a thread, of which there is one at a time.
+  """Starts the coordinator again, in a thread, of which there is one at a time.
 
-  One that was not started by a replica has a log of its own, with which somebody
-  else, such as systemd, starts it again.
+  A coordinator that no replica has started has a log of its own. It is started again
+  with that log by something else, such as systemd.
   """
 
   def __init__(self, port: int, start: Callable[[], object], is_ours: bool):
     self._start, self._starts = start, threading.Lock()
     self._is_ours, self._log = is_ours, process.default_log(port)
-    # Why it could not be started again, as it was last told.
+    # The last logged reason why it could not be started again.
     self._last_error = ""
 
   def start_later(self) -> None:

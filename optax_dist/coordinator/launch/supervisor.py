@@ -1,6 +1,6 @@
 """Decides which replicas are restarted, and how a launch ends.
 
-A pure state machine: it is told what happens and when, and returns effects.
+A pure state machine: its inputs are events and times, and it returns effects.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class JobEnded:
   Attributes:
     code: the exit code of the job.
     reason: why the run can't continue, human-readable; "" if all have ended.
-    corrigible: whether the run goes on, and its replicas may come once people have
-      corrected what is wrong with them.
+    corrigible: whether the run goes on, so that this launcher's replicas may join once
+      their error is corrected.
   """
 
   code: int
@@ -84,7 +84,7 @@ class JobEnded:
 Effect: TypeAlias = StartReplica | KillReplica | Say | JobEnded
 
 
-# Seconds to wait for news of the others, once the run is over or a replica has
+# Seconds to wait for news of other replicas, once the run is over or a replica has
 # ended with an error: if all fail in the same way, restarting is useless.
 _SETTLE_TIME = 1.0
 # Seconds after which a replica no longer counts as failing repeatedly.
@@ -92,10 +92,10 @@ _HEALTHY = 60.0
 # Shortest and longest pause before a restart: it doubles while a replica keeps
 # failing; the first restart after a signal is immediate.
 _PAUSES = 0.5, 30.0
-# Seconds after which a job in which nobody has joined is asked about, and seconds
-# after the end of a run after which those are named that go on.
+# Seconds after which to warn of a job in which no replica has joined, and of replicas
+# that go on after the end of the run.
 _USUALLY_JOINED, _USUALLY_ENDED = 120.0, 60.0
-# Seconds after which one is named that has not joined where others have.
+# Seconds after which to name a replica that has not joined though others have.
 _LATE = 10.0
 # Seconds without a failure after which all restarts are allowed again: a job of
 # weeks meets more than ten failures that have nothing to do with each other.
@@ -137,22 +137,22 @@ class _Replica:
   began: float = 0.0
   due: float = 0.0
   failures: int = 0
-  # Since it was started last: whether it has joined, and left; the runs that it is
-  # in; the error that has ended its part in one, which its program may hide by ending
-  # with 0; and "" if it may do better next time, "refused" if the run would refuse it
-  # again, "final" if the run has ended with an error, or "missed" if it has ended well
-  # without it.
+  # Since its last start: whether it has joined, and left; the runs that it is in; the
+  # error that has ended its part in a run, which its program may hide by ending with
+  # 0. `final` is "" if another start may help, "refused" if the run would refuse it
+  # again, "final" if the run has ended with an error, and "missed" if the run has ended
+  # well without this replica.
   joined: bool = False
   left: bool = False
   runs: set[str] = dataclasses.field(default_factory=set)
   failure: str = ""
   final: str = ""
-  # Ever.
+  # Whether it has joined since its first start.
   has_joined: bool = False
-  # When it is said that it has not.
+  # When to warn that it has not joined.
   named_at: float = math.inf
-  # Whether it has failed by itself, and was not killed; and whether it was ended, or
-  # failed, when there was no run to go on with.
+  # Whether it has failed by itself, and was not killed; and whether it ended because
+  # there was no run to continue.
   fails: bool = False
   cut_off: bool = False
   # The first of its failures in a row, and when it came.
@@ -186,7 +186,7 @@ class Supervisor:
     self._end_late_at = math.inf
     self._stopped: int | None = None
     self._failed_run = False
-    # Those of replicas that took part, after the run.
+    # Exit codes after the run, of replicas that took part in it.
     self._codes: list[int] = []
     self._start = 0.0
     self._asks_at, self._has_ended = math.inf, False
@@ -218,17 +218,17 @@ class Supervisor:
 
   @property
   def has_begun(self) -> bool:
-    """Whether any of them has joined the run."""
+    """Whether any replica of this host has joined the run."""
     return any(r.has_joined for r in self._replicas.values())
 
   @property
   def all_joined(self) -> bool:
-    """Whether those that run have joined since they were started."""
+    """Whether all running replicas have joined since they were started."""
     return all(self._joined())
 
   @property
   def none_joined(self) -> bool:
-    """Whether none of those that run has."""
+    """Whether no running replica has joined since it was started."""
     return not any(self._joined())
 
   def _joined(self) -> list[bool]:
@@ -252,7 +252,7 @@ class Supervisor:
       self._begin_another(now)
     for other in self._replicas.values():
       other.named_at = min(other.named_at, now + _LATE)
-    # Some may have ended well before anybody joined.
+    # Some replicas may have ended, without an error, before any joined.
     return self._conclude(self._restart_due(now) + self._check_enough())
 
   def left(self, number: int, run: str) -> None:
@@ -265,7 +265,7 @@ class Supervisor:
     """A replica's part in a run has ended with an error."""
     replica = self._replicas[number]
     if final == "missed" and replica.left:
-      return  # It came again, after the end of a run that it was in.
+      return  # It has called again after the end of a run in which it took part.
     replica.failure, replica.final = reason, final
 
   def run_over(self, run: str, now: float) -> list[Effect]:
@@ -283,7 +283,7 @@ class Supervisor:
     return self._conclude([])
 
   def _begin_another(self, now: float) -> None:
-    """The programs go on with another run: it needs those that were cut off, too."""
+    """The programs begin another run: replicas that were cut off are needed again."""
     if not self.over or self._stopped is not None:
       return
     self.over = False
@@ -305,7 +305,7 @@ class Supervisor:
     if not end.code:
       reason = _ended_with_0(replica)
       end = dataclasses.replace(end, reason=reason)
-    # Those that came too late for the run are no news.
+    # The end of a replica that came too late for the run is not reported.
     took_part = replica.joined or not self.over
     is_news = bool(end.code) or not (self.over or replica.left)
     says = is_news and took_part and self._stopped is None
@@ -345,14 +345,14 @@ class Supervisor:
         f"{_NOBODY} All replicas of this host have ended with exit code 0, and"
         " whatever they have computed, each has done for itself.",
       )
-    # One that was killed after the run, with all steps committed, changes nothing
-    # if another one has come to the end of its program.
+    # A replica that was killed after the run, when all steps were committed, does not
+    # fail the job if another one has come to the end of its program.
     errors = [code for code in self._codes if code > 0]
     killed = [] if 0 in self._codes else self._codes
     return JobEnded(exit_code(next(iter(errors + killed), 0)))
 
   def _ask(self, now: float) -> list[Effect]:
-    """Asks once about a job in which nobody has joined."""
+    """Warns once of a job in which no replica has joined."""
     if now < self._asks_at:
       return []
     self._asks_at = math.inf
@@ -361,7 +361,7 @@ class Supervisor:
     return [Say(f"after {now - self._start:.0f} s {_NOBODY}")]
 
   def _name(self, now: float) -> list[Effect]:
-    """Names once those that go on after the end of the run."""
+    """Names once the replicas that go on after the end of the run."""
     if now < self._names_at:
       return []
     self._names_at = math.inf
@@ -411,7 +411,7 @@ class Supervisor:
       if replica.state is State.WAITING:
         replica.state, replica.cut_off = State.DONE, True
 
-  # What follows from the end of a replica.
+  # Consequences of a replica's end.
 
   def _decide(self, end: ReplicaEnded, now: float) -> list[Effect]:
     replica, code = self._replicas[end.replica], end.code
@@ -430,10 +430,10 @@ class Supervisor:
       self._failed_run |= replica.final == "final"
       if replica.final == "refused":
         return [self._explain("The run refuses a replica of this host", True)]
-      # Of another end than "missed" the others are told the same.
+      # For "final", the other replicas get the same error from the run.
       return self._check_enough() if replica.final == "missed" else []
     if not (code or replica.joined or replica.failure):
-      # If it were started again, it would end in the same way.
+      # Its program has ended with 0 and never joined: another start would be the same.
       replica.state, replica.first = State.ABSENT, (now, end)
       return self._check_enough() if self.has_begun else []
     replica.state = State.WAITING
@@ -452,7 +452,7 @@ class Supervisor:
       r.state is State.ABSENT or (r.state is State.WAITING and r.fails)
       for r in others
     ):
-      # They would fail again.
+      # All other replicas have failed, too, and would fail again.
       return [self._explain("No replica is left")]
     return self._restart_due(now)
 
@@ -493,7 +493,7 @@ class Supervisor:
     states = State.WAITING, State.ABSENT
     down = [r for r in self._replicas.values() if r.state in states]
     firsts = [replica.first for replica in down if replica.first is not None]
-    # What replicas raise later, after a restart, often follows from that.
+    # The first failure is named, since later ones often follow from it.
     when, cause = min(firsts, key=lambda first: first[0])
     seconds = when - self._start
     text = f"{what}: {cause} after {seconds:.1f} s."

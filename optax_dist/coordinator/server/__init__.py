@@ -1,4 +1,4 @@
 """The coordinator's process: its log, its event loop, and how it is started.
 
-It imports neither JAX nor what imports it, so that it is there at once.
+It imports neither JAX nor any module that does, so that it starts quickly.
 """

@@ -26,13 +26,13 @@ from optax_dist.coordinator.transport import addresses, sockets
 
 # The longest wait for an event, in seconds.
 _POLL_SECONDS = 0.5
-# Seconds without a member after which one exits that was told to: if the run is
-# over or has not begun, and if its members may only be cut off.
+# Seconds without a member after which a coordinator exits that was told to end: the
+# first if the run is over or has not begun, the second if members may be cut off.
 _DRAINED, _CUT_OFF = 1.0, 60.0
 
 
 class _Owner:
-  """Whoever has started it: when to end, and what they are told."""
+  """The process that started the coordinator: signals its end, and gets messages."""
 
   def __init__(self, parent: int | None, channel: int | None):
     self.drained = threading.Event()
@@ -63,7 +63,7 @@ class _Owner:
     if self._channel is None or time.monotonic() < self._next_beat:
       return
     self._next_beat = time.monotonic() + _POLL_SECONDS
-    # Not while it is full: whoever reads it may have been stopped.
+    # Ignored if the channel is full: its reader may be stopped.
     with contextlib.suppress(OSError):
       os.write(self._channel, b'{"event": "beat"}\n')
 
@@ -129,7 +129,7 @@ def _coordinate(
 
   Args:
     settings: see `run`.
-    secret: the job's.
+    secret: the job's secret.
     lease: in etcd, where it has it; None for a log in a file.
     owner: says when it is to end.
 
@@ -145,7 +145,7 @@ def _coordinate(
     secret=secret,
     bind=bind,
     towards=None if lease is None else lease.where.host,
-    # Whoever starts it again needs the same port.
+    # A coordinator that starts again needs the same port.
     ports=[port] if port else addresses.free_ports(),
     advertise=settings.advertise,
     certificates=settings.certificates,
@@ -164,8 +164,9 @@ def _coordinate(
   if temporary:
     logs.check_own(path)
   if lease is None and (settings.log is None or not temporary):
-    # At a port that was chosen here nobody has started one before, for this job. And
-    # replicas start none again at the port of one that has a log of its own.
+    # The log of an earlier job at this port must not be continued. If the port was
+    # chosen here, any log is of an earlier job. And replicas don't restart a
+    # coordinator that has a log of its own, so the port's default log is not needed.
     logs.forget_if_old(default, logs.OLD if temporary and port else 0.0)
   server = driver.Server(transport, open_log, settings.journal)
   if lease is None:
@@ -181,7 +182,7 @@ def _coordinate(
   over = server.is_over
   server.close()
   if over and temporary:
-    # Another one may have it by now.
+    # The next coordinator at this port may have the log by now.
     with contextlib.suppress(OSError, logs.LogError):
       logs.forget(path)
 

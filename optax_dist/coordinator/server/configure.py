@@ -1,4 +1,4 @@
-"""What follows from a job: the rules, and the mean of inline gradients."""
+"""A run's configuration from its job: the policy, and the mean of inline gradients."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def config_of(job: Job) -> Config:
   if nbytes is None:
     return Config(job, policy=policy)
 
-  # With the first gradients: members wait for the answer of one that starts, and
-  # NumPy takes half of the time until then.
+  # NumPy is imported with the first gradients: members wait for the coordinator's first
+  # answer, and the import would double the time until then.
   @functools.cache
   def averages() -> reducer.Reducer:
     import numpy as np

@@ -1,7 +1,7 @@
 """The event loop of the coordinator: events become inputs, effects are executed.
 
-The core decides, one input at a time and in the order of the events; effects happen
-in their order, too: what a record decides is in the log before anybody is told.
+The core decides, one input at a time and in the order of the events; effects happen in
+their order, too: a decision is in the log before any process is notified of it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class _Run:
     try:
       history = log.read()
     except LogError:
-      log.close()  # Another attempt may find it mended.
+      log.close()  # So that a later attempt can open it again.
       raise
     nonce = secrets.token_hex(16)
     self.core = Coordinator(configure.config_of, history, nonce)
     self.journal: journal_lines.JournalLines | None = None
-    # Its path, and what the run's first line says.
+    # The journal's path, and the fields of the run's first line.
     self.described = "", ""
 
   @property
@@ -98,9 +98,9 @@ class Server:
     self._transport, self._open_log = transport, open_log
     self._journal_path = journal
     self._runs: dict[str, _Run] = {}
-    # Which run a process has called.
+    # The run that each process has called.
     self._called: dict[str, _Run] = {}
-    # Whether one that has ended was closed.
+    # Whether a run that has ended was closed.
     self._has_closed = False
     self._warned_at = -_AGAIN
     self.idle_since = time.monotonic()
@@ -127,7 +127,7 @@ class Server:
 
   @property
   def is_over(self) -> bool:
-    """Whether a run has ended, and none goes on."""
+    """Whether a run has ended, and no other run goes on."""
     some = self._has_closed or bool(self.begun)
     return some and all(core.is_over for core in self.begun)
 
@@ -183,10 +183,10 @@ class Server:
           self._step(run, inputs.PeerLost(peer, how, reason))
           self._close_if_left(run)
       case _:
-        pass  # It exchanges no arrays.
+        pass  # Events of arrays: a coordinator exchanges none.
 
   def _allow(self, peer: str, run: _Run) -> None:
-    """Lets a process be silent for as long as its run says."""
+    """Sets how long a process may be silent, by its run's rule."""
     job = run.core.history.job
     if job is not None:
       rules = job.rules
@@ -203,9 +203,9 @@ class Server:
       self._transport.send(peer, [MESSAGES.encode(refused)])
 
   def _close_if_left(self, run: _Run) -> None:
-    """Closes a run that nobody has any more: its log says what became of it.
+    """Closes an ended run without connected processes; its log has the outcome.
 
-    A coordinator may have thousands, one after another.
+    A coordinator may have thousands of runs, one after another.
     """
     is_left = not (run.goes_on or run in self._called.values())
     if run.name and run.log.is_kept and is_left:
@@ -232,7 +232,7 @@ class Server:
         for peer in peers:
           self._transport.send(peer, [encoded])
       case fx.Connect(peer, address):
-        # One that is not known to live, and has listened there.
+        # A lost replica, which may be alive and listen at this address.
         self._called[peer] = run
         nonce = run.core.history.nonce.encode()
         self._transport.connect(peer, address, nonce, met=True)
@@ -255,7 +255,7 @@ class Server:
     described = self._journal_path or history.job.journal, history.job.about
     if run.described != described:
       if run.journal is not None:
-        run.journal.close()  # It was that of another job.
+        run.journal.close()  # The run has another job now.
       path, about = run.described = described
       run.journal = None
       if path:

@@ -42,17 +42,17 @@ class JournalLines:
     Args:
       path: the file.
       describe: fields of a run's first line besides its step, from JSON.
-      commits: the latest ones.
+      commits: the latest commits of the log.
     """
     self._path = path
     self._describe = describe
     self._file: journal.Journal | None = None
-    # What is not in the file yet, with the time of this process's clock.
+    # Records that are not in the file yet, with the time of this process's clock.
     self._waiting: collections.deque[tuple[float, journal_events.Record]] = (
       collections.deque()
     )
     self._lost = 0
-    # When the file could last be written; None while it can.
+    # When the file could last be written; None while there is no error.
     self._failing: float | None = None
     for commit in commits:
       self._add(commit)
@@ -124,7 +124,7 @@ class JournalLines:
     kind = fields.pop("kind")
     ago = time.monotonic() - since
     if not (file.begun or kind == "run"):
-      # What was there is gone, and each journal begins with a run.
+      # The file's earlier lines are gone, and each journal begins with a run.
       file.write("run", ago, **self._describe, step=fields["step"])
     match note:
       case journal_events.Commit():
@@ -132,7 +132,8 @@ class JournalLines:
         if missing < 0:
           return  # The last coordinator has written it.
         if missing and file.step >= 0 and not self._lost:
-          # It could not write so many that the log does not keep them any more.
+          # The last coordinator could not write these lines, and the log no longer has
+          # their commits.
           file.write("gap", ago, lines=missing)
       case journal_events.Finish() if file.ended:
         return

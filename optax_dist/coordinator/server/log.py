@@ -86,10 +86,10 @@ class Records(Protocol):
 
 
 class Log:
-  """What a coordinator has decided.
+  """A coordinator's decisions.
 
-  If it can't be written, the run goes on, and a coordinator that starts again is
-  told by its members what is missing.
+  If the log can't be written, the run goes on; a coordinator that starts again finds
+  from its members' calls that steps are missing.
   """
 
   def __init__(self, records: Records | None):
@@ -104,11 +104,11 @@ class Log:
 
   @property
   def is_kept(self) -> bool:
-    """Whether it is there when this process has closed it."""
+    """Whether the log stays after this process has closed it."""
     return self._records is not None
 
   def read(self) -> History:
-    """What it says.
+    """Reads the log.
 
     Raises:
       LogError: it is no log of this version and job, or is damaged.
@@ -131,14 +131,14 @@ class Log:
     return history
 
   def append(self, record: Record, history: History) -> str:
-    """Writes a record, or all of it anew once there are many.
+    """Writes a record; once the log is long, replaces it by a compacted one.
 
     Args:
       record: the record.
-      history: what the log says with it.
+      history: all decisions, including this record.
 
     Returns:
-      What went wrong; "" for nothing.
+      Why the record could not be written; "" if it was.
 
     Raises:
       LogError: another coordinator may write it, so this one must end.
@@ -160,7 +160,7 @@ class Log:
       return self._trouble
     self._trouble = ""
     if self._records.is_long:
-      with contextlib.suppress(OSError):  # What is there stays, and is good.
+      with contextlib.suppress(OSError):  # Otherwise the long log stays.
         self._records.replace(whole())
     return ""
 
@@ -179,7 +179,7 @@ class FileRecords:
     Raises:
       LogError: another process has it, or it can't be read or written.
     """
-    # What a link leads to: by its two names two coordinators would have two locks.
+    # Links are resolved: under two names, two coordinators could lock the same log.
     self.path = pathlib.Path(os.path.realpath(path))
     self._size, self._limit = 0, _LARGE
     with contextlib.ExitStack() as stack, _as_log_error(self.path):
@@ -225,7 +225,7 @@ class FileRecords:
       body = at + _HEAD.size + _SUM.size
       head = data[at : at + _HEAD.size]
       is_whole = data[at + _HEAD.size : body] == _SUM.pack(zlib.crc32(head))
-      # What a wrong length says is of no use: it may be beyond all that follows.
+      # A damaged length is not used: it could skip all following records.
       length, checksum = _HEAD.unpack(head) if is_whole else (0, 0)
       end = body + length
       record = data[body:end]
@@ -245,7 +245,8 @@ class FileRecords:
     """Writes a record; raises `OSError` if it can't be written."""
     whole = os.fstat(self._file).st_size == self._size
     if not (whole and files.is_at(self.path, self._file)):
-      # Not there, nobody would find it; `replace` writes all that it said.
+      # The next coordinator would not find a record in the old file. After this error
+      # `replace` writes the whole log anew.
       what = "It was deleted, moved or changed"
       raise OSError(errno.ENOENT, what, str(self.path))
     self._write(_framed(record))
@@ -302,7 +303,7 @@ def _as_log_error(path: pathlib.Path) -> Iterator[None]:
 
 
 def _why(error: OSError, log: object) -> str:
-  """What has gone wrong, and with which file if that is another one than the log."""
+  """The text of an error; names the file if that is not the log itself."""
   why = error.strerror or str(error)
   is_other = error.filename is not None and str(error.filename) != str(log)
   return f"{why} ({error.filename})" if is_other else why
@@ -327,11 +328,11 @@ def check_own(path: pathlib.Path) -> None:
 
 
 def forget_if_old(path: pathlib.Path, seconds: float) -> None:
-  """Deletes a log that nobody has, and nobody wrote for so long.
+  """Deletes a log that no coordinator has, and that was not written for so long.
 
-  That of a port is found by whatever job uses the port next.
+  Otherwise the next job that uses the log's port would find it.
   """
-  # There may be none, or it may be in use.
+  # There may be no log, or it may be in use.
   with contextlib.suppress(OSError, LogError):
     if time.time() - os.stat(path).st_mtime >= seconds:
       check_own(path)
@@ -339,7 +340,7 @@ def forget_if_old(path: pathlib.Path, seconds: float) -> None:
 
 
 def forget(path: pathlib.Path) -> None:
-  """Deletes a log that nobody has, and those of named runs beside it.
+  """Deletes a log that no coordinator has, and the logs of named runs beside it.
 
   Raises:
     LogError: a coordinator has it.

@@ -57,5 +57,5 @@ def of_coordinator(option: str | None, variable: str | None) -> str | None:
 
 
 def load(module: str) -> Any:
-  """A module of the optional part, for most runs have no need of it."""
+  """Imports a module of the optional part, which most runs don't need."""
   return importlib.import_module(f"{_ETCD}.{module}")

@@ -36,7 +36,7 @@ class PortTaken(RuntimeError):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-  """What a coordinator is told.
+  """A coordinator's settings, from its command line.
 
   Attributes:
     bind: the host or address to listen on; None for loopback, or with a log in
@@ -95,16 +95,16 @@ class CoordinatorProcess:
   """
 
   def __init__(self, process: subprocess.Popen[bytes]):
-    """Waits until it is ready; from then on what it prints is logged.
+    """Waits until the coordinator is ready; from then on its output is logged.
 
     Args:
-      process: what `start` has started.
+      process: the process that `start` has started.
 
     Raises:
       PortTaken, RuntimeError, TimeoutError: see `start`.
     """
     self.process, self.address = process, ""
-    # What it says before it is ready; and whether that, or its end, has come.
+    # Its output before it is ready; set once it is ready, or has ended.
     self._printed, self._known = "", threading.Event()
     threading.Thread(
       target=self._read, name="optax-dist-coordinator-output", daemon=True
@@ -115,7 +115,7 @@ class CoordinatorProcess:
       raise not_ready(process.returncode if in_time else None, self._printed)
 
   def _read(self) -> None:
-    """Reads what it says until it ends, and takes its exit status."""
+    """Reads its output until it ends, and collects its exit status."""
     assert self.process.stdout is not None
     with self.process.stdout as lines:
       for raw in lines:
@@ -163,7 +163,7 @@ def command(settings: Settings) -> list[str]:
 
 
 def variables(secret: bytes, store: str | None) -> dict[str, str]:
-  """What must not be on the command line, which other users of the host can read.
+  """Settings that are passed in the environment, as others can read a command line.
 
   Args:
     secret: the job's secret.
@@ -204,7 +204,7 @@ def start(
       **os.environ,
       **(env or {}),
       **variables(secret, store),
-      # That of this process's launcher is not inherited.
+      # The coordinator does not inherit this process's channel to its launcher.
       CHANNEL_VARIABLE: "",
     },
     stdin=subprocess.DEVNULL,
@@ -216,11 +216,11 @@ def start(
 
 
 def not_ready(code: int | None, printed: str) -> Exception:
-  """The error of one that was never ready.
+  """The error of a coordinator that was never ready.
 
   Args:
-    code: of its end; None for one that took too long.
-    printed: what it has said.
+    code: its exit code; None if it took too long.
+    printed: its output.
   """
   if code is None:
     return TimeoutError(
@@ -236,9 +236,9 @@ def not_ready(code: int | None, printed: str) -> Exception:
 
 
 def default_log(port: int) -> pathlib.Path:
-  """The log of a coordinator that was not told another one.
+  """The default log of a coordinator.
 
-  Any process of this user and host that starts it again finds the same.
+  Any process of this user and host that starts it again finds the same log.
   """
   # Not `tempfile`, which takes another folder, or none, if that can't be written.
   folder = os.environ.get("TMPDIR") or "/tmp"
