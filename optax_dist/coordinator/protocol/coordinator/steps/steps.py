@@ -160,8 +160,9 @@ class Steps:
   def _go_on_at(self) -> float:
     """When steps go on without the absent and the not finite; infinity for never."""
     rules, since = self._config.rules, self._stall.since
-    awaits = self.ruling.state.awaited or self._not_finite
-    if since is None or not (rules.lower_on_loss and awaits):
+    if since is None or not rules.lower_on_loss:
+      return math.inf
+    if not (self.ruling.state.awaited or self._not_finite):
       return math.inf
     # Well before `timeout` ends the run. A replica that joins later is a newcomer.
     return since + rules.timeout / 2
@@ -169,12 +170,9 @@ class Steps:
   @property
   def _not_finite(self) -> list[MemberState]:
     """Members with gradients that are not finite, for which others wait."""
-    accepted = self.gradients.accepted
-    return [
-      state
-      for state in self._members
-      if state.named_at and accepted and self.rounds.current is None
-    ]
+    if self.rounds.current is not None or not self.gradients.accepted:
+      return []
+    return [state for state in self._members if state.named_at]
 
   def _evict_not_finite(self) -> None:
     """Evicts these members; another start of them is a newcomer."""
