@@ -63,20 +63,18 @@ def main():
   model = Net(nnx.Rngs(0))
   optimizer = nnx.Optimizer(model, k_of_n.tx, wrt=nnx.Param)
 
-  # One replica saves, all restore.
+  # All restore.
   folder = pathlib.Path(os.environ.get("OPTAX_DIST_OUTPUT", ".")).absolute()
-  saves = os.environ.get("OPTAX_DIST_REPLICA", "0") == "0"
-  options = ocp.CheckpointManagerOptions(
-    save_interval_steps=args.save_every, read_only=not saves
-  )
-  (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-  saved = ocp.CheckpointManager(folder / "checkpoints", options=options)
-  if saved.latest_step() is not None:
-    like = nnx.state((model, optimizer))
-    restore = ocp.args.StandardRestore(like)
-    nnx.update(
-      (model, optimizer), saved.restore(saved.latest_step(), args=restore)
-    )
+  folder /= "checkpoints"
+  folder.mkdir(parents=True, exist_ok=True)
+  options = ocp.CheckpointManagerOptions(read_only=True)
+  with ocp.CheckpointManager(folder, options=options) as saved:
+    if saved.latest_step() is not None:
+      like = nnx.state((model, optimizer))
+      restore = ocp.args.StandardRestore(like)
+      nnx.update(
+        (model, optimizer), saved.restore(saved.latest_step(), args=restore)
+      )
 
   taken = k_of_n.until_finished(batches(images, labels, args.pause))
   for number, batch in enumerate(taken):
@@ -84,6 +82,12 @@ def main():
     if not number:  # The first update joins the run, which may be under way.
       step = optimizer.opt_state.step[...]
       print(f"process {os.getpid()} starts at step {step}")
+      # One replica saves. A process of --standby has its number only now.
+      saves = k_of_n.replica.replica == 0
+      options = ocp.CheckpointManagerOptions(
+        save_interval_steps=args.save_every, read_only=not saves
+      )
+      saved = ocp.CheckpointManager(folder, options=options)
     if saves:
       state = ocp.args.StandardSave(nnx.state((model, optimizer)))
       saved.save(int(optimizer.opt_state.step[...]), args=state)

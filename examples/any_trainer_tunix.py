@@ -48,7 +48,8 @@ def main():
     checkpoint_root_directory=str(folder / "checkpoints"),
     checkpointing_options=ocp.CheckpointManagerOptions(
       save_interval_steps=args.save_every,
-      read_only=os.environ.get("OPTAX_DIST_REPLICA", "0") != "0",
+      # A process of --standby has no number yet.
+      read_only=os.environ.get("OPTAX_DIST_REPLICA") != "0",
     ),
   )
   trainer = PeftTrainer(model, k_of_n.tx, config).with_loss_fn(loss)

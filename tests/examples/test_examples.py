@@ -205,6 +205,23 @@ def test_trainer_example_survives_a_killed_replica(
   assert len(set(ended)) == 1
 
 
+@pytest.mark.nightly  # tests/cli/launch has processes that stand by.
+def test_trainer_checkpoints_go_on_with_a_process_that_stood_by(tmp_path):
+  flags = ("--replicas", "2", "--min-replicas", "1", "--chaos", "kill:1@40")
+  done = any_trainer(
+    tmp_path,
+    "any_trainer_nnx.py",
+    *(*flags, "--standby", "1"),
+    steps=300,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr
+  # Two that save to one folder would fail, and hang in orbax's threads.
+  assert len(re.findall(r"process \d+ starts", done.stdout)) == 3
+  saved = {int(path.name) for path in (tmp_path / "checkpoints").iterdir()}
+  assert max(saved) >= 250
+
+
 def test_trainer_checkpoint_survives_the_whole_job(tmp_path):
   name = "any_trainer_nnx.py"
   flags = ("--replicas", "2", "--min-replicas", "1", "--chaos", "kill:1@10")

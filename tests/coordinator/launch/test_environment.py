@@ -1,10 +1,13 @@
 """The variables are read as they were written, and wrong ones are named."""
 
+import dataclasses
 import os
+import pathlib
 
 import pytest
 
 from optax_dist.cli import main
+from optax_dist.coordinator.launch import environment
 from optax_dist.coordinator.launch.environment import (
   Environment,
   ProcessEnvironment,
@@ -42,6 +45,18 @@ _PROCESS = ProcessEnvironment(
 )
 def test_written_variables_are_read_back(told):
   assert type(told).read(told.variables()) == told
+
+
+def test_each_variable_is_in_the_table_of_the_page():
+  page = pathlib.Path(__file__).parents[3] / "docs" / "coordinator_cli.md"
+  text = page.read_text("utf-8").split("finds in its environment\n")[1]
+  table = text.split("| variable | meaning |")[1].split("\n\n")[0]
+  names = [
+    environment.variable(field.name)
+    for kind in (Environment, ProcessEnvironment)
+    for field in dataclasses.fields(kind)
+  ]
+  assert [name for name in names if f"`{name}`" not in table] == []
 
 
 def test_environment_is_read_from_this_process_by_default(monkeypatch):
