@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import pathlib
+import resource
 import signal
 import sys
 import threading
@@ -88,6 +89,10 @@ def run(
     The exit code.
   """
   owner = _Owner(settings.parent, channel)
+  # Each replica is a connection, and the usual limit is 1,024.
+  _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  with contextlib.suppress(OSError, ValueError):  # Not all systems allow as many.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
   try:
     if store is None:
       _coordinate(settings, secret, None, owner)

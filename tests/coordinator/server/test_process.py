@@ -71,6 +71,23 @@ def test_coordinator_hosts_several_runs_in_succession(tmp_path):
     assert files() > before
 
 
+def test_coordinator_may_open_as_many_files_as_its_host_allows(tmp_path):
+  """With the usual 1,024 it ended once more than a thousand replicas had joined."""
+  settings = process.Settings(port=0, log=str(tmp_path / "log"))
+  with process.start(SECRET, port=0, log=settings.log) as place:
+    idle = len(os.listdir(f"/proc/{place.process.pid}/fd"))
+  limited = subprocess.Popen(
+    ("sh", "-c", 'ulimit -Sn $0; exec "$@"', str(idle + 1))
+    + tuple(process.command(settings)),
+    env=os.environ | process.variables(SECRET, None),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+  )
+  with process.CoordinatorProcess(limited) as place, join(place) as replica:
+    assert replica.step(jnp.ones(2)).accepted
+    assert place.process.poll() is None
+
+
 def test_the_command_line_shows_the_address_and_no_secret(tmp_path):
   ended = subprocess.run(
     (
