@@ -97,7 +97,7 @@ def run(
     if store is None:
       _coordinate(settings, secret, None, owner)
       return 0
-    lease = places.load("lease").Lease(store, secret)
+    lease = places.load("lease").Lease(store, secret, owner.beat)
     owner.ready(lease.where)
     try:
       if _acquire(lease, owner):

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -65,18 +66,22 @@ class Lease:
     trouble: why the last attempt to get it had no answer; "" if it had.
   """
 
-  def __init__(self, url: str, secret: bytes):
+  def __init__(
+    self, url: str, secret: bytes, beat: Callable[[], None] = lambda: None
+  ):
     """Prepares to ask for it.
 
     Args:
       url: of the cluster.
       secret: the job's.
+      beat: called again and again while etcd is waited for.
 
     Raises:
       ValueError: it is no such URL, or a certificate can't be used.
     """
     self.where, self.secret = keys.parse(url), secret
     self.client, self.trouble = client.Client(self.where), ""
+    self._beat = beat
     self._token = secrets.token_hex(16)
     self._id, self._revision, self._until = 0, "", 0.0
     self._lost = ""
@@ -167,6 +172,7 @@ class Lease:
 
   def check(self) -> None:
     """Raises `LogError` if it is lost, or has ended as far as this host knows."""
+    self._beat()
     if not self._lost and time.monotonic() >= self._until:
       self._lost = "no etcd server has prolonged its lease in time"
     if self._lost:

@@ -18,6 +18,7 @@ import waiting
 
 from optax_dist import coordinator
 from optax_dist.coordinator.extras.etcd import finder, keys
+from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.server import process
 
 SECRET = "a secret of enough bytes"
@@ -197,6 +198,29 @@ def test_replaced_coordinator_ends_when_it_continues(start, url):
   assert first.process.wait(60.0) == 1
   replicas.wait(max(replicas.steps) + 5)
   replicas.end()
+
+
+def test_coordinator_that_waits_for_etcd_tells_its_launcher_that_it_lives(
+  cluster, url
+):
+  """Otherwise it is replaced, long before its lease has ended."""
+  slow, beats = url.replace("lease=2", "lease=900"), []
+  command = process.command(process.Settings())
+  variables = process.variables(SECRET.encode(), slow)
+  made = child.Child("coordinator", command, env=variables)
+  try:
+    replicas = _Replicas(slow)
+    replicas.wait(5)
+    cluster.pause(0)
+    try:
+      made.read()
+      waiting.until(lambda: beats.extend(made.read()) or len(beats) > 3)
+    finally:
+      cluster.resume(0)
+    replicas.wait(max(replicas.steps) + 5)
+    replicas.end()
+  finally:
+    made.kill()
 
 
 def test_coordinator_that_ends_returns_its_lease(start, url):
