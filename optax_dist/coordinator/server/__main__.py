@@ -91,7 +91,9 @@ def run(
   owner = _Owner(settings.parent, channel)
   # Each replica is a connection, and the usual limit is 1,024.
   _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-  with contextlib.suppress(OSError, ValueError):  # Not all systems allow as many.
+  with contextlib.suppress(
+    OSError, ValueError
+  ):  # Not all systems allow as many.
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
   try:
     if store is None:

@@ -77,8 +77,10 @@ def test_coordinator_may_open_as_many_files_as_its_host_allows(tmp_path):
   with process.start(SECRET, port=0, log=settings.log) as place:
     idle = len(os.listdir(f"/proc/{place.process.pid}/fd"))
   limited = subprocess.Popen(
-    ("sh", "-c", 'ulimit -Sn $0; exec "$@"', str(idle + 1))
-    + tuple(process.command(settings)),
+    (
+      *("sh", "-c", 'ulimit -Sn $0; exec "$@"', str(idle + 1)),
+      *process.command(settings),
+    ),
     env=os.environ | process.variables(SECRET, None),
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
