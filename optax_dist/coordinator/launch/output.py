@@ -18,8 +18,8 @@ from typing import TextIO, TypeAlias
 Echo: TypeAlias = Callable[[str, str, bool], None]
 
 # How many lines were lost since their pipe or terminal has no reader, for standard
-# error (True) and output; seconds to wait for a reader; and characters to print at once,
-# of four bytes each.
+# error (True) and output; seconds to wait for a reader; and characters to print at
+# once, of four bytes each.
 _lost: dict[bool, int] = {}
 _PATIENCE, _AT_ONCE = 5.0, select.PIPE_BUF // 4
 _LINES_KEPT = 12  # Lines.

@@ -44,7 +44,7 @@ class Ip(NamedTuple):
   text: str
 
   def sockaddr(self, port: int) -> Any:
-    """What `socket.connect` and `bind` take.
+    """The address in the form that `socket.connect` and `bind` take.
 
     Raises:
       OSError: there is no such interface.
@@ -118,7 +118,7 @@ def _endpoint(text: str, address: str) -> Endpoint:
   whole = ":" not in bare or host == f"[{bare}]"
   is_host = bare and whole and bare.isprintable() and not {*" /"} & {*bare}
   if not (colon and is_host and port.isdecimal() and 0 < int(port) < 65536):
-    # One of etcd that was mistyped may have a password.
+    # Only the part after "@": a mistyped URL of etcd may contain a password.
     shown = address.rpartition("@")[2]
     raise ValueError(
       "An address is host:port, such as 10.0.0.3:29400 or [fd00::3]:29400; got"
@@ -291,7 +291,7 @@ def is_own(host: str) -> bool:
 
 
 def own(bind: str | None, towards: str | None) -> Ip | None:
-  """Where a process of a job listens; everybody who listens asks here.
+  """The address on which a process of a job listens.
 
   Args:
     bind: host name or address that was chosen; None: loopback if `towards`
@@ -337,7 +337,7 @@ def advertised(ip: str, towards: str | None = None) -> str:
   except ValueError as error:
     unknown = str(error)
   targets += [Ip(family, some) for family, some in _ANYWHERE.items()]
-  # Nobody reaches a listener of IPv4 at an address of IPv6.
+  # A listener of IPv4 can't be reached at an address of IPv6.
   families = [socket.AF_INET6] if ":" in ip else [socket.AF_INET]
   if ":" in ip and socket.has_dualstack_ipv6():
     families.append(socket.AF_INET)

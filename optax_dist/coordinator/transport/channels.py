@@ -106,8 +106,8 @@ def open_channel(
 
   Args:
     sock: the socket; the channel may replace the object.
-    contexts: encrypt it if it leaves this host; None for no encryption.
-    server_side: whether it was accepted.
+    contexts: encrypt the connection if it leaves this host; None for no encryption.
+    server_side: whether the socket was accepted.
     silence: seconds after which the kernel gives up on unacknowledged bytes.
   """
   if sock.family == socket.AF_UNIX:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 class AwakeClock:
   """Counts the seconds in which its event loop ran.
 
-  A process that was stopped, or whose host was suspended, can't know what
-  happened meanwhile: what it waits for may have been sent long ago, and its own
-  messages were missing. So time asleep counts against nobody, neither peers nor
-  this process. Whoever owns the clock calls `now` more often than every
-  `longest` seconds; what a call is later than that was an absence.
+  A process that was stopped, or whose host was suspended, can't know what happened in
+  that time: the message that it waits for may have been sent long ago, and its own
+  messages were missing. So time asleep counts neither against peers nor against this
+  process. The owner of the clock calls `now` more often than every `longest` seconds;
+  if a call is later, the excess was time asleep.
 
   Attributes:
-    time: what it was at the last call: in a turn of an event loop, at its beginning.
+    time: the time of the last call; an event loop calls `now` once in each turn.
 
   Example:
     >>> times = iter([0.0, 0.5, 60.5, 61.0])

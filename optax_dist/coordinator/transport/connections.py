@@ -80,14 +80,14 @@ class Connections:
       identity, limits, self.poller, clock, self._memories, lost
     )
     self._up_links: dict[str, Link] = {}
-    # All but those of the dialer, in their order.
+    # All links but those of the dialer, in order.
     self._links: dict[Link, None] = {}
-    # Those with output. In order, since others wait longest for what was sent
+    # Links with output. In order, since peers have waited longest for what was sent
     # first.
     self._dirty: dict[Link, None] = {}
-    # With whether it accepts: it doesn't after descriptors or memory ran out.
+    # Whether each listener accepts: not after descriptors or memory ran out.
     self._listeners = dict.fromkeys(listeners.sockets, True)
-    # Whom it has refused last, and why.
+    # The last warning about a refused peer, so that it is not repeated.
     self._last_warning = ""
     self._next_check = clock.time
     for sock in self._listeners:
@@ -119,7 +119,7 @@ class Connections:
       until: when to return at the latest; None: whenever something is due.
     """
     due = self._next_check
-    if self.dialer.dials:  # As in few turns.
+    if self.dialer.dials:  # Checked first, since most turns have no dials.
       due = min(due, self.dialer.due())
     if until is not None:
       due = min(due, until)
@@ -168,7 +168,7 @@ class Connections:
     return True
 
   def close(self) -> None:
-    """Closes all; what was not written is lost."""
+    """Closes all connections; unwritten output is lost."""
     for link in list(self._links):
       if link.leaving:
         # Unread input would reset the connection, and lose the announcement.
@@ -230,7 +230,8 @@ class Connections:
     assert self._contexts is not None
     files, dialed = self._contexts.files, link.endpoint is not None
     if not dialed and tls.is_plain(error):
-      # It reads no TLS, and would otherwise try again.
+      # The other side reads no TLS, so the refusal is sent as plain text; otherwise it
+      # would try again.
       link.stage.refuse("this side has certificates, and the other side none")
       with contextlib.suppress(OSError):
         socket.socket.send(link.sock, b"".join(link.stage.output()))
@@ -317,7 +318,7 @@ class Connections:
         sock, sockaddr = listener.accept()
       except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-          # Otherwise the loop would spin here.
+          # The listener would stay readable, and the loop would spin.
           self.poller.unwatch(listener)
           self._listeners[listener] = False
         return

@@ -1,8 +1,7 @@
-"""Connects to peers: which endpoint comes next, and when a peer is given up.
+"""Connects to peers: which endpoint is tried next, and when a peer counts as lost.
 
-Endpoints are tried in their order, one at a time, then again after a pause. The
-only thread looks up host names, or asks where a peer is by now, since that may
-take long.
+Endpoints are tried in their order, one at a time, then again after a pause. A single
+thread looks up host names, and peers' current addresses, since that may take long.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Dial:
     self._ways, self._find = ((), ways) if callable(ways) else (ways, None)
     self._index = 0
     self._pause = _PAUSES[0]
-    # Why an endpoint of this round refuses, whatever the others do.
+    # Why an endpoint has refused in this round, even if others could not be reached.
     self._refusal = ""
     # Endpoints with IP addresses, once they are known.
     self._endpoints: Sequence[addresses.Endpoint] | None = None
@@ -172,21 +171,21 @@ class Dialer:
     memories: dict[str, Memory],
     lost: Callable[[str, interface.How, str], None],
   ):
-    """Starts without any.
+    """Starts without dials.
 
     Args:
-      identity: who this process is.
+      identity: this process's name, secret and run.
       limits: bounds on time.
       poller: waits for sockets.
-      clock: the transport's.
-      memories: what is known of peers.
-      lost: called when a peer is given up; calls `stop`.
+      clock: the transport's clock.
+      memories: facts about peers from earlier connections.
+      lost: called when a peer counts as lost; calls `stop`.
     """
     self._identity, self._limits = identity, limits
     self._poller, self._clock, self._lost = poller, clock, lost
     self._memories = memories
     self.dials: dict[str, Dial] = {}
-    # When to call those again that have refused.
+    # When to call peers again that have refused.
     self._refused: dict[str, float] = {}
 
   def dial(
@@ -232,7 +231,7 @@ class Dialer:
     )
 
   def check(self, now: float) -> None:
-    """Begins the attempts that are due, and gives up those that took too long."""
+    """Begins the attempts that are due, and ends attempts that took too long."""
     for peer, dial in list(self.dials.items()):
       link = dial.link
       if link is not None and now >= link.until:
@@ -278,7 +277,7 @@ class Dialer:
     try:
       link, code = self._connect(peer, dial, way)
     except (OSError, TypeError, ValueError) as error:
-      # None can be this place, no IPv6 here, or out of descriptors or memory.
+      # No such endpoint is possible, as without IPv6; or descriptors or memory ran out.
       self._again(peer, dial, "unreachable", f"{way}: {error}")
       return
     dial.link = link
@@ -294,7 +293,7 @@ class Dialer:
     sockaddr: Any = "\0" + way.unix
     family = socket.AF_UNIX
     if not way.unix:
-      (ip,) = addresses.resolve(way.host)  # It is one already.
+      (ip,) = addresses.resolve(way.host)  # The host is an IP address already.
       family, sockaddr = ip.family, ip.sockaddr(way.port)
     elif not addresses.has_unix():
       raise ValueError("this system has no abstract Unix sockets")
@@ -305,7 +304,7 @@ class Dialer:
       peer,
       handshake.NO_SESSION if memory is None else memory.last,
     )
-    # With several endpoints left, none may use up all the time.
+    # Half of the time that is left, so that no endpoint uses up the time of the others.
     now = self._clock.now()
     share = min((dial.until - now) / 2, self._limits.handshake)
     until = now + max(0.5, share)

@@ -20,7 +20,7 @@ _AT_ONCE = 64 << 10  # Bytes of frames that are joined into one write.
 
 
 class Kind(enum.IntEnum):
-  """What a frame is."""
+  """The kind of a frame, with its content."""
 
   MESSAGE = 0
   PING = 1
@@ -59,7 +59,7 @@ class Frames:
     self._queue.append((kind, number, body))
 
   def pop(self) -> bytes:
-    """The frames to write next, of those that wait."""
+    """The waiting frames to write next."""
     texts: list[bytes] = []
     room = _AT_ONCE
     while self._queue and room > 0:

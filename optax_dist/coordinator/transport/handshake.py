@@ -50,13 +50,14 @@ class Refused(ConnectionError):
 
 @dataclasses.dataclass
 class Identity:
-  """Who a process is.
+  """A process's name, secret and run.
 
   Attributes:
     name: its name.
-    secret: of its job; b"" for none: then frames are not signed.
-    server: the name of a process to which only this one connects; "" for none.
-    key: of its run: who has another one is refused.
+    secret: the job's secret; b"" for none: then frames are not signed.
+    server: the name of a process that this one connects to, but never accepts; "" for
+      none.
+    key: the run's key: peers with another key are refused.
   """
 
   name: str

@@ -32,15 +32,15 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 MAX_MESSAGE = 4 << 20
 
 How: TypeAlias = Literal[
-  "left",  # It closed in order, with its reason.
-  "broken",  # The connection was closed or reset: most likely it died.
+  "left",  # The peer closed the connection in order, with a reason.
+  "broken",  # The connection was closed or reset: most likely the peer died.
   "silent",  # No byte for `Limits.silence`: stopped, or cut off.
   "unreachable",  # No connection could be made within `Limits.connect`.
-  "gone",  # Its process has ended: its address is free, or another one's.
-  "refused",  # It has another secret, run or version.
-  "faulty",  # It violated the protocol.
-  "overflow",  # It did not read, and too much was queued for it.
-  "replaced",  # It has reconnected; a `PeerUp` follows.
+  "gone",  # Its process has ended: its address is free, or another process's.
+  "refused",  # The peer has another secret, run or version.
+  "faulty",  # The peer violated the protocol.
+  "overflow",  # The peer did not read, and too much was queued for it.
+  "replaced",  # The peer has reconnected; a `PeerUp` follows.
 ]
 
 

@@ -1,4 +1,4 @@
-"""One socket: what is read goes to a handshake first, and then to a session."""
+"""One socket: its bytes go to a handshake first, and then to a session."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _TURN = 2 << 20  # Bytes to write before other connections get a turn.
 
 @dataclasses.dataclass
 class Memory:
-  """What is known of a peer from one connection to the next.
+  """Facts about a peer that outlive a connection.
 
   Attributes:
-    silences: how long it has been silent so far.
+    silences: the durations of its silences so far.
     heartbeat: seconds without output after which it gets a heartbeat.
-    last: the connection with it that was made last.
-    quiet: how long it was silent at the last check.
+    last: the latest connection with it.
+    quiet: how long it had been silent at the last check.
   """
 
   silences: liveness.Silence
@@ -52,13 +52,13 @@ class Link:
 
   Attributes:
     sock: the socket.
-    stage: what its bytes belong to.
+    stage: the handshake or session that reads its bytes.
     until: the deadline of its handshake, or of its orderly close.
     channel: None while it is connecting.
     endpoint: what was dialed; None if it was accepted.
-    source: the IP address of who has connected; "" if it is on this host.
+    source: the IP address of the peer that has connected; "" on this host.
     peer: name of the peer; "" if it is not known.
-    memory: of the peer, once it is known.
+    memory: the peer's memory, once its name is known.
     last_read: when a byte was read last.
     sent: when a byte was written last.
     leaving: whether it is closed once its output is written.
@@ -109,7 +109,7 @@ class Link:
 
   @property
   def is_stranger(self) -> bool:
-    """Whether it was accepted, and nobody knows yet who it is."""
+    """Whether the socket was accepted, and its peer has not authenticated yet."""
     return self.endpoint is None and not (self.peer or self.leaving)
 
   def open(self, contexts: tls.Contexts | None, silence: float) -> int:

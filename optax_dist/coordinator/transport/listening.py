@@ -36,10 +36,10 @@ def listen(
 
   Args:
     bind: host name or IP address; None: see `addresses.own`.
-    ports: the first one that is free is used.
-    advertise: what other hosts use instead of `bind`.
+    ports: the first free port is used.
+    advertise: the address that other hosts use instead of `bind`.
     towards: a host that all replicas reach.
-    secured: whether those who connect have to authenticate.
+    secured: whether peers have to authenticate.
 
   Raises:
     ValueError: an option is invalid; the message says why.
@@ -65,7 +65,7 @@ def listen(
     try:
       ways = addresses.parse(str(some_port) if is_host else advertised)
     except ValueError:
-      # Otherwise it would fail in each of the others.
+      # Checked here: otherwise every other process would fail when it connects.
       raise ValueError(
         "advertise must be a host that others reach, such as 10.0.0.3, or"
         f" host:port, such as 10.0.0.3:29400; got {advertised!r:.200}."

@@ -64,7 +64,7 @@ class Poller:
 
   def wake(self) -> None:
     """Ends the current `wait`, or else the next one; from any thread."""
-    # Not `suppress`: this is done in every step.
+    # Not `suppress`, which is slower: this is done in every step.
     try:  # noqa: SIM105
       self._wake_write.send(b"\0")
     except OSError:

@@ -22,10 +22,10 @@ class _Incoming:
   """An array that is expected.
 
   Attributes:
-    memory: where it goes.
-    in_place: whether it may be read where it is instead.
-    moved: when a byte of it has come last.
-    received: how many bytes have come.
+    memory: where its bytes are received.
+    in_place: whether it may instead be read in the sender's memory.
+    moved: when its last byte arrived.
+    received: how many of its bytes have arrived.
   """
 
   memory: memoryview
@@ -61,7 +61,7 @@ class Receiving:
     self._peer, self._emit, self._put, self._clock = peer, emit, put, clock
     self._arrays: dict[int, _Incoming] = {}
     self._cancelled = Remembered()
-    # The transfer whose piece is being read; what was cancelled goes nowhere.
+    # The transfer whose piece is being read; pieces of cancelled ones are discarded.
     self._current = 0
     self._nowhere: memoryview | None = None
     # Buffers of the peer by their inodes, the one that was used last at the end;
@@ -189,7 +189,7 @@ class Receiving:
     return region
 
   def _expected(self, transfer: int) -> _Incoming | None:
-    """An array of which something came; None if it was given up."""
+    """The array to which a frame belongs; None if it was cancelled."""
     array = self._arrays.get(transfer)
     if array is None and transfer not in self._cancelled:
       raise Faulty(f"array {transfer}, which is not expected")

@@ -16,7 +16,7 @@ from optax_dist.coordinator.transport.frames import (
 )
 
 PLACE = struct.Struct("<QQQQ")
-# Transfers that only one side has begun, or has given up.
+# How many transfers are remembered that only one side has begun, or has cancelled.
 REMEMBERED = 16384
 
 
@@ -63,8 +63,8 @@ class Sending:
 
   Attributes:
     shares: whether the peer can read buffers of this process.
-    queue: the arrays of which pieces are written, the first one first.
-    finishing: those of which the last piece is being written.
+    queue: the arrays whose pieces are being written, in order.
+    finishing: the arrays whose last piece is being written.
   """
 
   def __init__(
@@ -87,7 +87,7 @@ class Sending:
     self._arrays: dict[int, _Outgoing] = {}
     self.queue: collections.deque[int] = collections.deque()
     self.finishing: list[int] = []
-    # What the peer expects and this side does not send yet, with the size.
+    # The sizes of arrays that the peer expects and this side does not send yet.
     self._expected = Remembered()
     self._cancelled = Remembered()
 
@@ -119,7 +119,7 @@ class Sending:
       self._expected[transfer] = nbytes
     elif out.region is None:
       self._begin(transfer, nbytes)
-    else:  # It can't map the buffer.
+    else:  # The peer can't map the buffer.
       self._returned(out)
       if out.cancelled:
         del self._arrays[transfer]

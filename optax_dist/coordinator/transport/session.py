@@ -15,12 +15,12 @@ sockets. An array is sent once its receiver expects it:
         |  <----------- RELEASE -------------|
     ArraySent                            ArrayReceived
 
-An OFFER has the descriptor of its buffer, which the receiver opens in /proc; it
-keeps the latest ones mapped. One that can't answers READY again, and is sent CHUNKs.
-CANCEL ends either, in both directions. Arrays are sent one after the other, so the
-first is complete while the next is on its way. Frames may be signed (see `frames`),
-but not pieces of arrays: it would take as long as moving them, and a tag of their
-headers alone would hinder nobody from changing the array.
+An OFFER has the descriptor of its buffer, which the receiver opens in /proc; it keeps
+the latest buffers mapped. A receiver that can't open it answers READY again, and gets
+CHUNKs. CANCEL ends either transfer, in both directions. Arrays are sent one after the
+other, so the first is complete while the next is being sent. Frames may be signed (see
+`frames`), but not pieces of arrays: signing would take as long as moving them, and a
+tag of their headers alone would not protect the array.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Session:
     self.ended: str | None = None
     self._emit = emit
     self._writing: list[memoryview | bytes] = []
-    # What was read and is no array; its part that was not processed yet.
+    # Memory for bytes that belong to no array, and the part of it not yet processed.
     self._staging = memoryview(bytearray(STAGING))
     self._start = self._end = 0
 
@@ -159,7 +159,7 @@ class Session:
       self.sending.written()
 
   def _own_output(self) -> None:
-    """Copies what is half written: its memory is the caller's from now on."""
+    """Copies half-written output, since the caller may reuse its memory from now on."""
     self._writing = [bytes(part) for part in self._writing]
 
   # Reading.
@@ -194,10 +194,10 @@ class Session:
       self._start, self._end = 0, len(rest)
 
   def _parse(self) -> int:
-    """Processes one frame, or what is here of a piece of an array.
+    """Processes one frame, or the available bytes of a piece of an array.
 
     Returns:
-      How many bytes are missing of it; 0 if it was processed.
+      How many bytes the frame lacks; 0 if it was processed.
     """
     start = self._start
     length, kind, number = HEADER.unpack_from(self._staging, start)

@@ -1,11 +1,11 @@
-"""Memory of one process that others on its host read in place.
+"""Memory of one process that other processes on its host read in place.
 
 Each buffer is a file in memory. A peer opens its descriptor in /proc, which only
 processes of the same user can, and maps it read-only. A killed process leaves
 nothing behind.
 
-Nobody returns a buffer: it is used again once no view of it is left in this
-process, and no peer reads it. So what a peer maps never changes, also if the
+A buffer need not be returned: it is reused once no view of it is left in this process,
+and no peer reads it. So mapped bytes don't change while a peer reads them, even if the
 connection was lost or this process has ended.
 """
 
@@ -46,19 +46,20 @@ class Region:
     except OSError:
       if self.file < 0:
         raise
-      # A mapping takes a descriptor, too, and the process may be out of them.
+      # A mapping of a file takes another descriptor, and the process may be out of
+      # them: then memory without a file is used.
       self.close()
       mapped = mmap.mmap(-1, nbytes)
-    # Without a file (-1) it is memory of this process alone.
+    # Without a file (-1) the memory is not shared.
     self.array = bytes_of(mapped)
     self.inode = os.fstat(self.file).st_ino if self.file >= 0 else 0
     self.start = _address(self.array)
     self.readers, self.retired = 0, False
-    # The last array in it that was given out, while there are views of it.
+    # The last array that `use` returned; alive while there are views of it.
     self._user: weakref.ref[np.ndarray] | None = None
 
   def use(self, nbytes: int) -> memoryview:
-    """Its first bytes; it is in use as long as there are views of these."""
+    """The buffer's first bytes; it is in use as long as there are views of them."""
     # Views of an array on top of a memoryview keep this array, and not only the
     # memory below it.
     array = bytes_of(self.array.data[:nbytes])
@@ -67,7 +68,7 @@ class Region:
 
   @property
   def is_idle(self) -> bool:
-    """Whether nobody uses it, here or elsewhere."""
+    """Whether neither this process nor a peer uses the buffer."""
     return not self.readers and (self._user is None or self._user() is None)
 
   def close(self) -> None:
@@ -150,7 +151,7 @@ def map_buffer(process: int, file: int, nbytes: int, inode: int) -> np.ndarray:
     OSError: it can't be mapped, is another file, or could shrink while it is
       read, which would kill the reader's process.
   """
-  # It may be any file, if the peer says so: none must block this process.
+  # A faulty peer may name any file, so the open must not block.
   how = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
   descriptor = os.open(f"/proc/{process}/fd/{file}", how)
   try:
@@ -171,8 +172,8 @@ def address_within(memory: memoryview, region: Region) -> int:
 
 
 def bytes_of(memory: memoryview | mmap.mmap) -> np.ndarray:
-  """The array of its bytes."""
-  # Here: a coordinator's process, which starts in a moment, has no arrays.
+  """An array of a memory's bytes."""
+  # Imported here, as a coordinator's process has no arrays, and has to start quickly.
   import numpy as np
 
   return np.frombuffer(memory, np.uint8)

@@ -78,8 +78,8 @@ class Transport:
       towards: a host that all replicas reach, to determine the address to
         advertise.
       certificates: encrypts all traffic that leaves this host.
-      server: a process to which only this one connects: whoever comes with its
-        name may be another one of the run, and is refused; "" for none.
+      server: the name of a process that this process connects to, but never accepts:
+        a peer that calls with this name is refused; "" for none.
       limits: bounds on time and memory.
       time_source: a monotonic clock, in seconds.
 
@@ -115,7 +115,7 @@ class Transport:
     self.bytes_in = self.bytes_out = 0
     self._events: list[interface.Event] = []
     self._pool = shared_memory.Pool()
-    # For peers that are connected or connecting.
+    # Sessions of peers that are connected or connecting.
     self._sessions: dict[str, session.Session] = {}
     self._connections = connections.Connections(
       self._identity,
@@ -156,11 +156,11 @@ class Transport:
     Args:
       peer: name of the peer.
       address: the peer's `address`; or a function that finds it, called in
-        another thread before each attempt: whoever has the peer's name may be
-        another process by then. It may raise `ValueError`, or
-        `handshake.Refused` where trying can't help.
+        another thread before each attempt, since another process may have taken the
+        peer's name by then. It may raise `ValueError`, or `handshake.Refused` where
+        trying can't help.
       run: the nonce of its run, if it differs from this process's.
-      met: whether it is known to have listened there; so is who was connected.
+      met: whether it is known to have listened there, as a peer that was connected.
     """
     self._check_open()
     if peer not in self._sessions:
@@ -194,7 +194,7 @@ class Transport:
   def allow(self, peer: str, silence: liveness.Rule) -> None:
     """Sets how long a connected peer may be silent, in place of the limits.
 
-    The peer is expected to allow as much: heartbeats come often enough.
+    The peer has to set the same: heartbeats are sent often enough for this rule.
     """
     self._connections.allow(peer, silence)
 

@@ -1,8 +1,8 @@
 """Certificates: read from their files, again whenever these change.
 
-What is wrong with one is found where its files are read, by a handshake with
-itself in memory, and says which file, which side and why. What only the other side
-can know comes out of the handshake with it: see `explain`.
+A faulty certificate is found when its files are read, by a handshake with itself in
+memory; the error says which file, which side and why. Faults that only the other side
+can know come out of the handshake with it (`explain`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _T = TypeVar("_T")
 
 # Results of OpenSSL's verification (x509_vfy.h).
 _NOT_YET, _EXPIRED, _PURPOSE, _HOST = 9, 10, 26, (62, 64)
-# What OpenSSL says of a certificate and the key of another one.
+# OpenSSL's errors if a key does not belong to the certificate.
 _NO_PAIR = "KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"
-# What an alert of the other side says about this side's certificate.
+# The meaning of the other side's alerts about this side's certificate.
 _ALERTS = {
   "CERTIFICATE_EXPIRED": "it has expired",
   "UNKNOWN_CA": "it is not signed by the other side's authority",
@@ -83,7 +83,7 @@ class Certificates:
     return server, client
 
   def files(self) -> tuple[str, ...]:
-    """All of them."""
+    """The paths of all files."""
     return self.certificate, self.key, self.authority
 
 
@@ -139,7 +139,7 @@ def load(
       none.
 
   Raises:
-    CertificateError: a file is missing, or has something else in it.
+    CertificateError: a file is missing, or has other contents.
   """
   if authority:
     _check_file(authority, "authority", "CERTIFICATE-----")
@@ -268,11 +268,11 @@ def is_final(error: ssl.SSLError) -> bool:
 
 
 def explain(error: ssl.SSLError, files: Certificates, dialed: bool) -> str:
-  """What a failed handshake says: which side has which fault.
+  """Explains a failed handshake: which side has which fault.
 
   Args:
-    error: of the handshake.
-    files: this side's.
+    error: the error of the handshake.
+    files: the files of this side.
     dialed: whether this side has dialed.
   """
   if isinstance(error, ssl.SSLCertVerificationError):
@@ -289,9 +289,9 @@ def explain(error: ssl.SSLError, files: Certificates, dialed: bool) -> str:
 
 
 class Fresh(Generic[_T]):
-  """What is made of files, and made again once these have changed.
+  """A value that is made from files, and made again once these have changed.
 
-  If that fails, what was made before is used: files are not replaced all at once.
+  If that fails, the value made before stays in use: files are not replaced all at once.
   """
 
   def __init__(self, files: tuple[str, ...], make: Callable[[], _T]):
@@ -304,11 +304,11 @@ class Fresh(Generic[_T]):
     self._files, self._make = files, make
     self._seen = self._stamps()
     self._made = make()
-    # Why the present files can't be used, as it was last told.
+    # The last logged reason why the present files can't be used.
     self._trouble = ""
 
   def get(self) -> _T:
-    """What is made of the files as they are now."""
+    """The value made from the files as they are now."""
     stamps = self._stamps()
     if stamps != self._seen:
       try:
