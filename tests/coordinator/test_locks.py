@@ -11,7 +11,7 @@ from optax_dist.coordinator._internal import locks
 
 _HOLD = """
 import sys
-from optax_dist.coordinator import locks
+from optax_dist.coordinator._internal import locks
 lock = locks.Lock(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
@@ -20,15 +20,14 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(tmp_path):
-  child = subprocess.Popen(
+  with subprocess.Popen(
     [sys.executable, "-c", _HOLD, str(tmp_path / "lock")],
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
-  )
-  assert child.stdout.readline() == b"held\n"
-  yield child
-  child.kill()
-  child.communicate()
+  ) as child:
+    assert child.stdout.readline() == b"held\n"
+    yield child
+    child.kill()
 
 
 def test_lock_names_its_holder_and_ends_with_it(tmp_path, holder):

@@ -33,6 +33,7 @@ def test_a_step_takes_three_times_the_memory_of_the_parameters():
     timeout=300,
   )
   said = json.loads(done.stdout.splitlines()[-1])
-  most = 3.5 * 4 * said["params"]
+  # On a busy machine a half more, but never a fourth time.
+  most = 3.9 * 4 * said["params"]
   assert said["memory_joining"] < most
   assert said["memory"] < most
