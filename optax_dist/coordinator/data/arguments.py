@@ -18,11 +18,11 @@ def gradients_per_step(
   """How many gradients a step takes.
 
   Args:
-    data: the samples that are leased; those of a deterministic run say it.
+    data: the samples that are leased; deterministic data determines the number.
     replicas: the number of replicas.
-    requested: what was asked for; None for nothing.
-    default: what it is then.
-    strategy: what was asked for; None for gradients.
+    requested: the number that the caller chose; None for none.
+    default: the number if the caller chose none.
+    strategy: the strategy that the caller chose; None for sync replicas.
 
   Raises:
     ValueError: the data needs another number, or no strategy.
@@ -116,14 +116,14 @@ def check(
   step: int,
   processes: int = 1,
 ) -> None:
-  """Refuses data that is none, or that the strategy can't use.
+  """Refuses invalid data, and data that the strategy can't use.
 
   Args:
     data: the samples that are leased.
-    progress: of a checkpoint, as `ledger.Progress`.
-    strategy: of the run.
-    step: of the checkpoint.
-    processes: of each replica.
+    progress: the progress of a checkpoint, as `ledger.Progress`.
+    strategy: the strategy of the run.
+    step: the step of the checkpoint.
+    processes: the number of processes of each replica.
 
   Raises:
     TypeError, ValueError: the message says what is refused, and why.
@@ -154,7 +154,7 @@ def check(
     )
   if not data.deterministic:
     return
-  # What would make parameters depend on who computed what.
+  # Settings that would make parameters depend on which replica computed which samples.
   numbers = strategy.quorum
   for refused, what in (
     (

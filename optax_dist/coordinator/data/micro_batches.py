@@ -1,4 +1,4 @@
-"""The micro-batches of deterministic data: what a training loop gets and gives."""
+"""The micro-batches of deterministic data, and the sums of their gradients."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ Sum = futures.Future[nodes.PartialSums]
 class Sums:
   """Encodes the gradients of slots and adds them up, beside the training loop.
 
-  An error is raised by whoever asks for the result.
+  An error in its thread is raised again by `result`.
   """
 
   def __init__(
     self, slots: Slots, summing: nodes.Summing, processes: Processes
   ):
-    """Starts without a thread; it comes with the first gradient.
+    """Starts without a thread, which the first gradient starts.
 
     Args:
       slots: the slots.
@@ -99,7 +99,7 @@ class Sums:
       spans: the positions.
       leaves: arrays: what this process has of the gradient.
     """
-    # One gradient at a time, so that they do not fill the memory.
+    # One gradient at a time, so that gradients do not fill the memory.
     futures.wait([self._last])
     # Processes of a replica wait for each other where their programs are at the
     # same place.
@@ -112,7 +112,7 @@ class Sums:
   def _encoded(self, spans: Spans, leaves: Sequence[Any]) -> nodes.PartialSums:
     slot = self._slots.number(spans)
     sums = self._summing.encode(slot, leaves)
-    # Each process sees its own part, and all of them judge the whole.
+    # Each process checks its part; the gradient is finite if all parts are.
     verdicts = self._processes.gather("" if sums is None else "finite")
     if sums is None or "" in verdicts:
       digest = audit.NOT_FINITE
@@ -130,7 +130,7 @@ class Sums:
     return self._last
 
   def close(self) -> None:
-    """Drops what has not begun, and waits for its thread."""
+    """Cancels work that has not begun, and waits for the thread."""
     self._thread.shutdown(cancel_futures=True)
 
 

@@ -57,9 +57,9 @@ def params_like(params: Any) -> Any:
 def result(
   probe: Probe, params: Any, slot: Slot, update: Callable[[Any, Any], Any]
 ) -> str:
-  """A digest of the gradient and of the update by it; then what computed it.
+  """A digest of a gradient and its update; then the hardware and software, as text.
 
-  Only the first line is compared; the others are to be read.
+  Only the first line is compared; the others are for people.
 
   Args:
     probe: computes a gradient.
@@ -72,7 +72,7 @@ def result(
       dtypes than the parameters.
   """
   start = params_like(params)
-  # Its digests, for a second gradient may not fit beside it.
+  # Digests, since memory may not hold a second gradient beside the first.
   first = _digests(probe(start, slot))
   grads = probe(start, slot)
   differ = sorted({name for name, _ in first ^ _digests(grads)})
@@ -105,7 +105,7 @@ def _denormal() -> np.ndarray:
 
 
 def about(params: Any) -> str:
-  """What gradients are computed with, human-readable."""
+  """The hardware and software that compute gradients, human-readable."""
   meshes = {str(leaf.sharding) for leaf in jax.tree.leaves(params)}
   device = jax.local_devices()[0]
   return ", ".join(

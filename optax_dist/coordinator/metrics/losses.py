@@ -1,7 +1,7 @@
-"""What losses have cost a run, from a journal's records.
+"""The cost of a run's losses, from a journal's records.
 
-A run without losses would have gone on as it did while nobody was missing and
-nothing happened: the share of its time that was useful then is the measure.
+The measure is the useful share of the time in which no replica was missing and nothing
+happened: a run without losses would have had this share all the time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics.time_ledger import TimeLedger
 from optax_dist.quorum.events import Replica
 
-# What makes the step in which it happens, and the next one, no measure.
+# Events after which the current step, and the next one, don't count for the measure.
 _HAPPENINGS = ("lost", "leave", "join", "coordinator")
 
 
 class Losses(NamedTuple):
-  """What has become of a run's replica-seconds, from its first commit to its last.
+  """The use of a run's replica-seconds, from its first commit to its last.
 
   Attributes:
     losses: how often a replica was lost.
@@ -58,14 +58,14 @@ class _Count:
 
   def __init__(self) -> None:
     self.total, self.undisturbed = _Time(), _Time()
-    # Losses up to the last commit: what is lost later costs no counted time.
+    # Losses up to the last commit: later ones cost no counted time.
     self.losses = 0
     self._ledger = TimeLedger()
     self._members: set[Replica] = set()
     self._lost: set[Replica] = set()
     self._has_begun = False
     self._disturbed = 2
-    # Since the last commit; of useful time, all up to it.
+    # Times since the last commit, and the useful time up to that commit.
     self._since, self._new_losses = _Time(), 0
     self._now = self._useful = 0.0
 
@@ -105,7 +105,7 @@ class _Count:
       if not self._disturbed and not since.absent:
         self.undisturbed.add(since)
     else:
-      # Who was lost before, and is back, is missing in no counted second.
+      # A replica that was lost and is back by now is missing in no counted second.
       self.losses, self._has_begun = len(self._lost), True
     self._new_losses = 0
     self._disturbed = max(0, self._disturbed - 1)

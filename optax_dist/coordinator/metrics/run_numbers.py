@@ -21,7 +21,7 @@ _STALENESS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 # Seconds without a line after which the writer may be gone: one that waits says so
 # more often.
 _SILENT = 30.0
-# What each number is.
+# The description of each number.
 _HELP: dict[table.Kind, dict[str, str]] = {
   "gauge": {
     "step": "Committed steps of the model.",
@@ -53,7 +53,7 @@ _HELP: dict[table.Kind, dict[str, str]] = {
     "staleness": "Steps by which applied gradients were late.",
   },
 }
-# What distinguishes the values of those that have several.
+# The label that distinguishes the values of a number with several.
 _LABELS = {
   "gradients_dropped": "reason",
   "moved_bytes": "direction",
@@ -222,7 +222,7 @@ class RunNumbers:
       case "abandon":
         self._counts["abandoned"] += 1
       case "stall":
-        # It is reported repeatedly; one stall is one step that took too long.
+        # A stall is reported repeatedly, and counts once for each step.
         self._counts["stalls"] += not self.stalled
         self.stall = record
       case "cannot_proceed":
@@ -255,7 +255,7 @@ class RunNumbers:
     arrived = journal.arrived(record, gradient)
     when = record["time"] if arrived is None else arrived
     replica = self._seen(gradient["replica"], when)
-    # It may have joined before these records begin.
+    # The replica may have joined before these records begin.
     replica.state = replica.state or "in"
     replica.computed = gradient["compute"]
     timings = gradient.get("timings") or {}
@@ -327,7 +327,7 @@ class RunNumbers:
       )
     replicas = missing(self.stall) if self.stall is not None else []
     if not replicas:
-      # Whom it waits for is in the journal after `stall_warning`.
+      # Only after `stall_warning` does the journal name the missing replicas.
       return f"No step for {quiet:.1f} s."
     names = ", ".join(map(str, replicas))
     return f"Waiting for replica {names}, for {quiet:.1f} s."

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica, ordered
 
-# In the order of tables and plots.
+# The categories, in the order of tables and plots.
 CATEGORIES = {
   "useful": "computing that became part of the model",
   "waiting": "for the other replicas of a step",
@@ -109,7 +109,7 @@ class _Replica:
     self.next_category = "exchanging"
 
   def unbooked(self, end: float) -> dict[str, float]:
-    """What to book if the run ended: seconds of waiting, and of absence."""
+    """The seconds of waiting and absence to book if the run ended now."""
     waits = 0.0
     if self.waits_until is not None:
       waits = max(0.0, min(self.waits_until, end) - self.now)
@@ -176,7 +176,7 @@ class TimeLedger:
         joined = self._replica(record["replica"])
         joined.restarts = False
         if joined.next_category in ("idle", "recovery"):
-          # It may be lost again before it computes.
+          # Booked now, since the replica may be lost again before it computes.
           joined.book_until(now, joined.next_category)
           joined.next_category = "recovery"
       case "leave":
@@ -185,8 +185,8 @@ class TimeLedger:
         left.next_category = "idle"
       case "lost":
         lost = self._replica(record["replica"])
-        # Its current work was lost with it; a gradient that had arrived has a
-        # `drop`.
+        # The replica's current work was lost with it; a gradient that had arrived has a
+        # record of its own, `drop`.
         if lost.waits_until is not None:
           lost.book_until(min(lost.waits_until, now), "waiting")
           lost.waits_until = None
@@ -297,10 +297,10 @@ def _book(
     start = sent - timings["total"]
     compiled, encoded = timings["compiled"], timings["encoded"]
   if member.get("reason") == "lost":
-    # Its replica is lost by now, and this time was already booked as `dropped`.
+    # The replica was lost before, and this time was already booked as `dropped`.
     return
   if compute is None and timings is None:
-    # It was aborted: the time since the last known event was wasted.
+    # The gradient was abandoned: the time since the last known event was wasted.
     replica.book_until(sent, "dropped")
   else:
     replica.begin(start)

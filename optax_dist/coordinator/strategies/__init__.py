@@ -1,4 +1,4 @@
-"""What a commit does: sync replicas, elastic averaging, local updates."""
+"""Strategies of a commit: sync replicas, elastic averaging, local updates."""
 
 from optax_dist.coordinator.strategies.elastic_average import elastic_average
 from optax_dist.coordinator.strategies.local_steps import LocalSteps

@@ -1,8 +1,8 @@
 """Hyperparameters in an optimizer's state that all replicas change together.
 
-They are those of `optax.inject_hyperparams`: numbers that follow no schedule, which
-its update would set again. A name may occur several times, as in groups of an
-`optax.partition`.
+They are hyperparameters of `optax.inject_hyperparams` that follow no schedule: an
+update would set those of a schedule again. A name may occur several times, as in groups
+of an `optax.partition`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, GetAttrKey
 
-# For each name the values that a state has of it, in the order of its leaves.
+# All values of each name in a state, in the order of the state's leaves.
 Values = dict[str, tuple[Any, ...]]
 
 
@@ -90,7 +90,7 @@ def check(shared: Any, values: Mapping[str, float]) -> None:
           f"set_hyperparams({name}=...) is for single numbers, and {name} is"
           f" {array.dtype}{list(array.shape)}."
         )
-      number = math.nan  # Of what is no number.
+      number = math.nan  # Stays so if the value is no number.
       with (
         contextlib.suppress(TypeError, ValueError),
         np.errstate(over="ignore", invalid="ignore"),

@@ -41,9 +41,9 @@ class Strategy:
 
   Attributes:
     name: its name in the journal.
-    quorum: the configuration of the rules.
-    apply: the shared state after a commit, given the one before and the mean of
-      what was sent; deterministic.
+    quorum: the configuration of the quorum's rules.
+    apply: returns the shared state after a commit, given the state before it and the
+      mean of the contributions; deterministic.
     reads_before: whether `settle` reads the state before a commit, which is kept.
     alone: whether no two replicas may take part in one step.
     period: gradients per submission: the number of local steps, or 1; None if one
@@ -68,7 +68,7 @@ class Strategy:
     raise NotImplementedError
 
   def exchanged(self, params: Any) -> Any:
-    """The structure of what is sent, and of its mean: shapes and dtypes."""
+    """The structure of a contribution, and of the mean: shapes and dtypes."""
     return params
 
   def local(self, shared: Any, inner_state: Any = None) -> Any:
@@ -94,16 +94,16 @@ class Strategy:
 
 
 class WaitingStrategy(Strategy):
-  """A strategy whose replicas wait for the outcome of what they submit."""
+  """A strategy whose replicas wait for the outcome of each submission."""
 
   def contribute(self, shared: Any, local: Any, grads: Any) -> tuple[Any, Any]:
-    """What to send (None: nothing this time), and the new local state."""
+    """The contribution to send (None for nothing yet), and the new local state."""
     return grads, local
 
   def so_far(self, shared: Any, local: Any) -> tuple[Any, float] | None:
-    """What to send amid a round of local steps, and the share that it is of one.
+    """A contribution during a round of local steps, and its share of a whole round.
 
-    None: there are no such rounds.
+    None if the strategy has no rounds of local steps.
     """
     return None
 
@@ -111,10 +111,10 @@ class WaitingStrategy(Strategy):
     """The local state after a commit, with or without this replica's part.
 
     Args:
-      before: the shared state before it; None without `reads_before`.
-      after: the shared state after it.
+      before: the shared state before the commit; None without `reads_before`.
+      after: the shared state after the commit.
       local: the local state.
-      mine: whether this replica is part of it.
+      mine: whether this replica is part of the commit.
     """
     return local
 
@@ -141,14 +141,14 @@ _UPDATES = 3
 def initialized_by(
   optimizer: optax.GradientTransformation, name: str = "opt"
 ) -> Callable[[Any], Any]:
-  """What initializes an optimizer's state, with the dtypes that updates give it.
+  """A function that initializes an optimizer's state, with the dtypes after an update.
 
-  Those of `init` may be other ones, where parameters are narrower than float32: a
-  state that is sent or saved would lose digits.
+  The dtypes of `init` may differ if parameters are narrower than float32: a state that
+  is sent or saved would lose digits.
 
   Args:
     optimizer: the optimizer.
-    name: of the argument, for the error.
+    name: name of the argument, for the error.
 
   Raises:
     TypeError: it is no optimizer; or, in what is returned, a gradient is not enough

@@ -61,7 +61,7 @@ def balanced_fragments(params: Any, fragments: int) -> list[list[int]]:
     )
   heap = [(0, i) for i in range(fragments)]
   parts: list[list[int]] = [[] for _ in range(fragments)]
-  # One is added to each size, so that no fragment is empty.
+  # Each size counts as one more, so that no fragment stays empty.
   for i in sorted(range(len(leaves)), key=lambda i: -leaves[i].size):
     size, fragment = heapq.heappop(heap)
     parts[fragment].append(i)

@@ -26,8 +26,8 @@ class Learner:
     # A `DecoupledDiloco`, which names this class.
     self._strategy: Any = participant.strategy
     self.local: Any = None
-    # The batches of its own steps since the last contribution; a record has none
-    # of them if they are too long.
+    # The batch labels of its own steps since the last contribution; left out of the
+    # record if they are too long.
     self._batches: list[str] = []
 
   def begin(self, warm: bool = False) -> None:
@@ -47,7 +47,7 @@ class Learner:
     """Merges what has arrived and submits what is due, without waiting."""
     participant, strategy = self._participant, self._strategy
     submission, seen = participant.submission, participant.inbox
-    # Before the state, which is as new as the answers.
+    # The answer is read before the state, so that the state includes its commit.
     pending = submission.pending
     resolved = pending >= 0 and seen.answer(pending) is not None
     published = seen.published
@@ -71,21 +71,21 @@ class Learner:
     return outcome._replace(global_step=submission.base.step)
 
   def ended(self, gradients: int) -> Outcome | None:
-    # What was not submitted is no contribution.
+    # Gradients that were not submitted are part of the local parameters, not lost.
     del gradients
     participant = self._participant
     submission, seen = participant.submission, participant.inbox
     incarnation = seen.joined.incarnation
     if seen.finished is None:
       if incarnation != submission.incarnation:
-        # Its local state is as good as before.
+        # The learner was removed and admitted again, but keeps its local state.
         submission.finish("lost")
         self._on_outcome(incarnation)
       return None
     submission.finish("finished")
     outcome = self._on_outcome(incarnation)
     participant.resume()
-    # All end with the same parameters.
+    # So that all learners end with the same parameters.
     inner = self.local.opt_state
     self.local = self._strategy.local(participant.shared, inner)
     step = submission.base.step
@@ -116,7 +116,7 @@ class Learner:
     )
     batches = ",".join(self._batches)
     if len(batches) > participant.most_text:
-      # It has waited for others over many steps.
+      # The contribution has waited over many steps, so its labels are too long.
       batches = "null"
     participant.submission.add(payload, batches, seconds)
     inner = self._strategy.inner_state(self.local)

@@ -39,8 +39,8 @@ class Work(codec.Struct):
       from.
     step_seconds: how long one of them takes.
     late: rounds of the fragment since that version.
-    begins: whether it is the learner's turn, or it was called: then the round
-      has begun. Otherwise it waits for the round to begin.
+    begins: whether it is the learner's turn, or the learner was called, so that the
+      contribution begins the round. Otherwise it waits until the round begins.
   """
 
   tokens: Natural
@@ -96,7 +96,7 @@ class Rounds(Policy):
     # The latest step in which a learner's contribution was not finite in its turn.
     self._bad = -1
     self._merge_seconds = 0.0
-    # What is in the latest contribution of each learner.
+    # The content of each learner's latest contribution.
     self._work: dict[Incarnation, Work] = {}
 
   @property
@@ -138,14 +138,15 @@ class Rounds(Policy):
     return ()
 
   def begins(self, state: quorum.State, first: float) -> bool:
-    # If all contributions came before their turn, their learners can't begin
-    # the round any more, since each has contributed. So it begins once no other
-    # learner is left to, or after some time.
+    # A learner that contributed before its turn can't begin the round any more. If all
+    # contributions came early, the round begins once no other learner is left that
+    # could begin it, or after some time.
     self._begins_by = math.inf
     if self.has_begun(state.step) or state.finished:
       return False
     if self._bad == state.step:
-      # It would have begun the round, and the others are called all the same.
+      # A contribution that was not finite was due to begin the round; it was dropped,
+      # but the other learners are called all the same.
       self._step, self._began = state.step, self.now
       return True
     if not state.accepted_count:
@@ -160,8 +161,8 @@ class Rounds(Policy):
     return self._step == step
 
   def closes(self, state: quorum.State, first: float, all_in: bool) -> bool:
-    # The window opens once there is a quorum. Newcomers, whom the quorum doesn't wait
-    # for, have as long as it lasts, too: it delays no learner.
+    # The window opens once there is a quorum. Newcomers, for which the quorum doesn't
+    # wait, may contribute in the window, too: it delays no learner.
     enough = (
       self.has_begun(state.step)
       and state.accepted_count
@@ -187,7 +188,7 @@ class Rounds(Policy):
   ) -> tuple[Part, ...]:
     work = [WORK.decode(message.work) for message in messages]
     shares = rules.shares((w.tokens, w.steps, w.late) for w in work)
-    # Their mean is 1.
+    # So that the weights have mean 1.
     return tuple(
       codec.replace(part, weight=share * len(parts))
       for part, share in zip(parts, shares, strict=True)

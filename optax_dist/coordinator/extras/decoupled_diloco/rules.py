@@ -1,13 +1,13 @@
 """The rules of Decoupled DiLoCo: whose turn it is, how long to wait, which weights.
 
-No learner waits: learners train on, and report what they have. The fragments
-take turns, a round for each. The learner whose turn comes first begins a round,
-and all others are called to contribute what they have by then: if each
-contributed at its own turn, a fragment would be merged several times in a
-period, each time by a few, and later contributions would be stale. A round is
-merged once it has a quorum and either all live learners are in it or the grace
-window after the quorum is over. The window is a share of the slack: of the time
-that the learners train on anyway before they mix in the result.
+No learner waits: learners train on, and submit their progress. The fragments take
+turns, a round for each. The learner whose turn comes first begins a round, and all
+others are called to contribute their progress so far. (If each contributed at its own
+turn, a fragment would be merged several times in a period, each time from a few
+learners, and later contributions would be stale.) A round is merged once it has a
+quorum and either all live learners are in it or the grace window after the quorum is
+over. The window is a share of the slack: the time for which learners train on anyway
+before they mix in the result.
 
 Pure functions: no arrays, no I/O and no clock.
 """

@@ -203,7 +203,8 @@ class DecoupledDiloco(strategy.Strategy):
       called: whether others have contributed.
     """
     fragment = self.fragment(local)
-    # A learner too slow to come when called contributes early, and waits there.
+    # A learner that is too slow to contribute when called contributes early; its
+    # contribution then waits for the round.
     ready = self._begins(local, called) or local.missed >= _MISSED
     return ready and bool(local.steps[fragment] > 0)
 
@@ -234,8 +235,8 @@ class DecoupledDiloco(strategy.Strategy):
       step_seconds: how long one of its own steps takes.
 
     Returns:
-      What is exchanged, with the structure of `exchanged`; what it is for the
-      coordinator's rules; and the state of a learner that has contributed it.
+      The arrays to exchange, with the structure of `exchanged`; their description for
+      the coordinator's rules; and the learner's state after it has contributed them.
     """
     fragment = self.fragment(local)
     payload = self._pack(
@@ -303,9 +304,8 @@ class DecoupledDiloco(strategy.Strategy):
       leaves[i] = leaf
     return jax.tree.unflatten(treedef, leaves)
 
-  # What is exchanged: outer gradients, or directions and norms. Directions are
-  # scaled by their number of elements, so that all arrays have similar
-  # magnitudes.
+  # Learners exchange outer gradients, or directions and norms. Directions are scaled by
+  # their number of elements, so that all arrays have similar magnitudes.
 
   def _packed(
     self, base: tuple[Any, ...], own: tuple[Any, ...]
@@ -324,7 +324,7 @@ class DecoupledDiloco(strategy.Strategy):
   def _unpacked(self, mean: Any, like: tuple[Any, ...]) -> tuple[Any, ...]:
     unpacked = []
     ends = np.cumsum([leaf.size for leaf in like])
-    # It has the size of the largest fragment.
+    # The mean has the size of the largest fragment; the rest is not used.
     gaps = jnp.split(mean[0], ends)[: len(like)]
     for number, (leaf, gap) in enumerate(zip(like, gaps, strict=True)):
       if self._radial:

@@ -1,8 +1,8 @@
-"""A client of an etcd cluster, which goes on while most of its servers live.
+"""A client of an etcd cluster, which works while most of the servers are alive.
 
 It uses etcd's JSON gateway and only the standard library, since the maintained
 Python clients know one server each. A request is tried at one server after another
-until there is an answer; whoever asks makes sure that it can be repeated.
+until there is an answer, so callers make only requests that can be repeated.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class Client:
     """Makes one request; waits for its answer.
 
     Args:
-      path: below ``/v3/``.
-      body: of the request.
-      seconds: after which it gives up. It is tried once in any case.
+      path: the path below ``/v3/``.
+      body: the body of the request.
+      seconds: how long to try; the request is tried once in any case.
 
     Raises:
-      NoAnswer: there is none until then.
+      NoAnswer: there is no answer in this time.
       Rejected: the cluster refuses the request.
     """
     until, refusals = time.monotonic() + seconds, 0
@@ -161,7 +161,7 @@ class Client:
       final = response.status not in _PROXY
       text = f"what answers there is no etcd (HTTP status {response.status})"
       raise _Failed(f"{server}: {text}", final)
-    # In the body, etcd 3.5 and 3.6 say differently that it is an error.
+    # The status is checked, since the bodies of errors differ between etcd 3.5 and 3.6.
     if response.status != http.HTTPStatus.OK:
       self._raise_for(answer)
     return answer
@@ -176,7 +176,7 @@ class Client:
   def _raise_for(self, answer: dict[str, Any]) -> NoReturn:
     code = _code(answer)
     text = f"{self._endpoints[0]}: {answer.get('message', answer)}"
-    # One of JSON is of one revision of users and roles: "... is old".
+    # A token is void after a change of users or roles; the error ends with "is old".
     if self._token and (code == _UNAUTHENTICATED or text.endswith("is old")):
       self._token = ""
     elif code in (_INVALID, _DENIED) or (
@@ -191,7 +191,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
   with contextlib.suppress(ValueError, RecursionError):
     answer = json.loads(text)
     if isinstance(answer, dict):
-      # Of a stream, such as that of a lease, it is one level below.
+      # In a stream, such as that of a lease, the answer is one level below.
       inner = answer.get("result", answer.get("error"))
       answer = inner if isinstance(inner, dict) else answer
       if "header" in answer or _code(answer) in _ERRORS:

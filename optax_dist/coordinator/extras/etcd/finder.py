@@ -35,9 +35,9 @@ class Finder:
       ValueError: a certificate can't be used.
     """
     self._where, self._secret, self._wake = where, secret, wake
-    # For the thread that watches.
+    # The client of the watching thread.
     self._client = client.Client(where)
-    # What `find` has said last.
+    # The last address that `find` has returned.
     self._address = ""
     self._moved = False
     self._closed = threading.Event()
@@ -48,7 +48,7 @@ class Finder:
 
     Raises:
       ValueError: it is not known; the message says why.
-      handshake.Refused: it won't be known, whoever asks again.
+      handshake.Refused: it can't be known, and asking again won't help.
     """
     with client.Client(self._where) as asks:
       self._address, self._moved = self._ask(asks), False

@@ -30,13 +30,13 @@ class Etcd:
   Attributes:
     endpoints: the servers, as host:port.
     user: user to log in as; "" for none.
-    password: of the user.
+    password: the user's password.
     tls: whether connections are encrypted.
     ca: path of the certificates that sign the servers' ones; "" for the
       system's.
     cert: path of this client's certificate, if the servers ask for one.
     key: path of its key.
-    prefix: of all keys, so that the cluster can be shared: what a port is to a
+    prefix: the prefix of all keys, by which jobs share a cluster, like the ports of a
       host.
     lease: seconds after which another coordinator takes over from one that is
       gone.
@@ -140,7 +140,7 @@ def _endpoint(url: str, text: str) -> str:
   has_port = text.rpartition(":")[2].isdecimal()
   try:
     way = addresses.endpoint(text if has_port else f"{text}:{_PORT}")
-    # As it is looked up: no label of a name is empty, or too long.
+    # Fails, as a look-up would, if a label of the name is empty or too long.
     way.host.encode("idna")
     return str(way)
   except ValueError:
@@ -148,7 +148,7 @@ def _endpoint(url: str, text: str) -> str:
 
 
 def _wrong(url: str, why: str) -> ValueError:
-  """The error of a URL, without its password, or what was meant as one."""
+  """The error of an invalid URL; its text leaves out whatever may be the password."""
   shown = url.rpartition("@")[2].partition("?")[0]
   return ValueError(
     "Coordinators in etcd are found at etcd://host:2379,host:2379,host:2379; got"

@@ -1,7 +1,7 @@
-"""Who is the coordinator: whoever has the key that lives as long as etcd's lease.
+"""The lease: the process that has its key in etcd is the coordinator.
 
-All that a coordinator writes is compared with that key in the same transaction, so
-one that has lost it, and does not know, writes nothing.
+Each write of a coordinator checks that key in the same transaction. So a coordinator
+that has lost the lease, and does not know it yet, can't write.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from optax_dist.coordinator.transport import addresses
 
 # Seconds that one request may take.
 REQUEST_SECONDS = 2.0
-# Seconds that giving it back may take, and looking whether its holder has died.
+# Seconds that the return of the lease may take, and the check whether its holder lives.
 _FAREWELL, _CONNECT = 1.0, 0.5
-# How often it is kept alive while it lasts.
+# How often the lease is renewed in the time for which it lasts.
 _BEATS = 5
 
 
 class Holder(msgspec.Struct, frozen=True):
-  """Who has the lease.
+  """The holder of the lease.
 
   Attributes:
     token: a random text of that process.
-    address: of its transport; "" until it has read the log.
+    address: address of its transport; "" until it has read the log.
   """
 
   token: str
@@ -117,7 +117,7 @@ class Lease:
       holder, pair = self._holder()
     if holder is None or holder.token != self._token:
       if holder is not None and holder.has_died:
-        # Nobody needs to wait for it.
+        # Its holder is dead, so there is no need to wait until the lease expires.
         self._ask("lease/revoke", {"ID": pair["lease"]})
       return False
     self._id, self._revision = pair["lease"], pair["create_revision"]
@@ -189,7 +189,7 @@ class Lease:
     self.client.close()
 
   def _holder(self) -> tuple[Holder | None, dict[str, Any]]:
-    """Who has it, and the pair that says so."""
+    """The holder of the lease, and its key-value pair."""
     pair = self.client.get(self.where.holder_key, REQUEST_SECONDS)
     return (
       (None, {})
@@ -225,11 +225,11 @@ class Lease:
 
 
 def holder_of(where: keys.Etcd, secret: bytes, pair: dict[str, Any]) -> Holder:
-  """Who has the lease.
+  """The holder of the lease.
 
   Args:
     where: the keys.
-    secret: the job's.
+    secret: the job's secret.
     pair: key and value, as etcd returns them.
 
   Raises:

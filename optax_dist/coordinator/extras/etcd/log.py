@@ -19,8 +19,8 @@ from optax_dist.coordinator.server.log import LogError
 
 # Bytes of a piece, and pieces read at once: an answer must be below 4 MiB.
 _PIECE, _AT_ONCE = 128 << 10, 16
-# Keys after which the log is written anew, as one record. Etcd keeps what was deleted
-# until it is compacted itself.
+# How many keys the log may have before it is written anew, as one record. Etcd keeps
+# deleted keys until it is compacted itself.
 _MANY = 512
 _REMEDY = "Resume from a checkpoint, with a ?prefix= of its own."
 _FIRST, _LAST = 1, 2  # Which piece of a record it is.
@@ -135,7 +135,8 @@ class EtcdRecords:
       self._next += 1
       written = bool(answer.get("succeeded"))
       if not written:
-        # The lease is ours, so it is what was put before an answer got lost.
+        # Only this process can have written the key, as it has the lease: the answer to
+        # an earlier try got lost.
         before = answer["responses"][1]["response_range"]["kvs"][0]
         try:
           written = keys.unseal(self._lease.secret, key, before) == value

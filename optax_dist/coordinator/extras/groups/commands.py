@@ -1,9 +1,9 @@
 """The messages between the processes of one replica, if it has several.
 
-Process 0 speaks for the replica: only it has the protocol's core. An *order* is
-an effect of that core which every process executes. A *report* is an input that
-another process has, and process 0 needs. So most of them are effects and inputs
-as they are.
+Process 0 speaks for the replica: only it has the protocol's core. An *order* is an
+effect of that core which every process executes. A *report* is an input that occurs in
+another process, and which process 0 needs. So most messages are the core's effects and
+inputs, unchanged.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from optax_dist.coordinator.protocol.entries import (
 class Advance(Struct):
   """The training loops see the events up to here, and no more.
 
-  Events continue while the training loops compute. So that all make the same
-  decisions, process 0's loop says how many of the events it has seen; the
-  others look at as many. Process 0's training loop gives it to `RankZero.step`
-  as an input, and it is sent to the others in the order of their calls.
+  Events continue while the training loops compute. So that all loops make the same
+  decisions, process 0's loop says how many events it has seen, and the other loops
+  apply as many. Process 0's training loop gives this message to `RankZero.step` as an
+  input, which sends it to the other processes, in the order of the calls.
 
   Attributes:
     call: number of the call, from 0; it differs if the loops are not at the
@@ -48,17 +48,18 @@ class Advance(Struct):
 
 
 class Ready(Struct):
-  """Process 0 asks another process if it can hear, which sends it back.
+  """Process 0 asks whether another process is connected, which sends it back.
 
-  Before, nobody calls the coordinator: a refusal would not reach them all.
+  Only when all have answered does process 0 call the coordinator: a refusal has to
+  reach all processes.
   """
 
 
 class Signalled(Struct):
-  """A process was told to end, as all of them may be at once; also an effect.
+  """A process has got a signal to end, like perhaps all of them; also an effect.
 
   Attributes:
-    number: of the signal.
+    number: the signal's number.
   """
 
   number: Natural
@@ -74,7 +75,7 @@ class EndGroup(Struct):
   reason: str
 
 
-# What all processes report of one event, before it is an input of the core.
+# Events that all processes have to report before they are an input of the core.
 Answer: TypeAlias = (
   msg.SubmitGradient
   | msg.Done
@@ -87,7 +88,7 @@ Report: TypeAlias = Answer | msg.Leave | Ready | Signalled
 
 ANSWERS = typing.get_args(Answer)
 
-# Effects and inputs of `RankZero` and `WorkerRank`: those of the core, and these.
+# Inputs and effects of `RankZero` and `WorkerRank`: those of the core, and some more.
 Input: TypeAlias = ins.Input | Advance | Signalled
 Effect: TypeAlias = fx.Effect | Advance | Ready | Signalled | EndGroup
 

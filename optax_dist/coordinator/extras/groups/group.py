@@ -3,7 +3,7 @@
     process 0    RankZero(Client)  <-  reports  --  process 1 ..  WorkerRank
                                    --  orders   ->
 
-Process 0 decides for all. Each process exchanges its own shards, with its
+Process 0 decides for all processes. Each process exchanges its own shards with its
 counterparts in the other replicas.
 """
 
@@ -54,13 +54,13 @@ class Group(processes.Processes):
     """Describes this process.
 
     Args:
-      index: which one this is, from 0.
+      index: index of this process, from 0.
       count: the number of processes.
-      gather: given a text, returns those of all processes, in order; all of
-        them call it at the same point of the program.
-      on_loss: called when a process of the replica is lost, since the rest of
-        it can't continue.
-      joins: called when it joins a run, and looks after itself from then on.
+      gather: given a text, returns the texts of all processes, in order; all processes
+        call it at the same point of the program.
+      on_loss: called when a process of the replica is lost, since the other processes
+        can't continue.
+      joins: called when the replica joins a run, and so detects losses by itself.
     """
     self.index, self.count = index, count
     self._gather, self._on_loss, self._joins = gather, on_loss, joins

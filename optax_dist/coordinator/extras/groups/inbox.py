@@ -1,4 +1,4 @@
-"""What the event loops of a replica's processes hand over to their training loops.
+"""Notifications for the training loops of a replica's processes, in step.
 
     process 0    GroupInbox: applies its events  ->  commands.Advance(call, events)
     process 1 .. GroupInbox: as many of its own  <-

@@ -79,7 +79,7 @@ def initialize(
   """
   first = addresses.endpoint(address)
   own = local_addr or _own_address(first.host)
-  # It would handle SIGTERM, which makes a replica leave and a process end.
+  # JAX's service would handle SIGTERM, on which the replica has to leave.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     coordinator_address=address,
@@ -106,11 +106,11 @@ def gather(text: str) -> list[str]:
 
 
 def _meeting_address(transport: str) -> str:
-  """An address of this host, the process 0 of a replica, for the others.
+  """An address at which the other processes of the replica reach process 0, this one.
 
   Args:
-    transport: the address of its transport, which has one that others reach,
-      unless all of them are on this host.
+    transport: the address of its transport, which includes one that others reach,
+      unless all processes are on this host.
   """
   hosts = [way.host for way in addresses.parse(transport) if way.host]
   host = "127.0.0.1"

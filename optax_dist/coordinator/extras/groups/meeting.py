@@ -1,8 +1,8 @@
 """How a process of a replica finds the others, through the coordinator.
 
-All of them call the coordinator, process 0 with the address where they meet, and
-are told it once all have come. Until they join the run, each stays connected, and
-is told if one is lost: then the others end, too, and whoever has started them
+All processes call the coordinator, process 0 with the address where they meet, which
+all of them get once all have called. Until they join the run, each stays connected, and
+is notified if a process is lost. Then the other processes end, too, and their launcher
 starts them again.
 """
 
@@ -23,7 +23,7 @@ from optax_dist.coordinator.runtime import caller
 from optax_dist.coordinator.runtime import endpoint as endpoints
 
 _log = logging.getLogger("optax_dist.coordinator")
-# Seconds to wait for the other processes, and until it says for whom.
+# Seconds to wait for the other processes, and seconds until a warning names them.
 MEETING_TIMEOUT, _SAYS_SO = 300.0, 10.0
 
 
@@ -39,9 +39,9 @@ class Meeting:
     """Calls the coordinator.
 
     Args:
-      endpoint: a transport, which it owns from now on, and the coordinator.
-      call: which process this is.
-      on_loss: called if the replica can't go on after all had come.
+      endpoint: a transport, which the meeting owns from now on, and the coordinator.
+      call: the first message, with this process's index.
+      on_loss: called if a process is lost after all had met.
     """
     self._call, self._on_loss = call, on_loss
     self._met: futures.Future[msg.Met] = futures.Future()
@@ -79,16 +79,16 @@ class Meeting:
     return self._met.result().address
 
   def close(self) -> None:
-    """Parts without ending the others, once this process joins."""
+    """Ends the meeting once this process joins; the other processes go on."""
     atexit.unregister(self._end)
     self._closed = True
     self._caller.close()
 
   def _end(self) -> None:
-    """Tells the others that this program ends: they wait for it.
+    """Tells the other processes that this program ends, since they wait for it.
 
-    JAX would have it wait for them, and abort it when they end. After an error it ends
-    at once, with the exit code of one.
+    At exit, JAX would have this process wait for them, and abort it when they end. So
+    after an error it exits at once, with the exit code of an error.
     """
     error: BaseException | None = getattr(sys, "last_value", None)
     self._ended = "it has not joined the run"

@@ -44,7 +44,7 @@ class RankZero:
     Args:
       core: the protocol core.
       workers: names and addresses of processes 1, 2 and so on of this replica.
-      timeout: seconds in which all of them must be heard.
+      timeout: seconds in which all of them must connect.
     """
     self.core = core
     self.over = False
@@ -55,7 +55,7 @@ class RankZero:
     self._unheard = set(self._ranks.values())
     self._timeout, self._begins_by = timeout, math.inf
     self._out: list[commands.Effect] = []
-    # What processes have reported of the same event, until all have.
+    # The processes' reports of each event, until all processes have reported it.
     self._reports: dict[Hashable, dict[int, commands.Answer]] = {}
     self._ended = False
 
@@ -135,11 +135,11 @@ class RankZero:
   def _answered(self, rank: int, answer: commands.Answer, now: float) -> None:
     """Decides once all processes have answered, or one has failed."""
     key = _event(answer)
-    if isinstance(answer, msg.SubmitGradient):  # Nobody has ordered it.
+    if isinstance(answer, msg.SubmitGradient):  # It answers no order.
       self._reports.setdefault(key, {})
     reports = self._reports.get(key)
     if reports is None:
-      return  # It was cancelled, or has failed elsewhere.
+      return  # The order was cancelled, or has failed in another process.
     reports[rank] = answer
     failed = isinstance(answer, msg.Failed | ins.SnapshotFailed)
     if failed or reports.keys() == self._everyone:
@@ -211,7 +211,7 @@ class RankZero:
 
 
 def _event(of: commands.Answer | _Asked) -> Hashable:
-  """What an answer or an order is of: the same for all processes."""
+  """The event that an answer or an order belongs to; the same in all processes."""
   match of:
     case msg.SubmitGradient():
       return "submitted"
@@ -224,7 +224,7 @@ def _event(of: commands.Answer | _Asked) -> Hashable:
 
 
 def _step_of(submitted: commands.Answer) -> commands.Answer:
-  """What the submissions of all processes of a replica have in common."""
+  """A submission reduced to the fields that are equal in all processes."""
   return codec.replace(
     submitted, finite=True, batches="", compute=None, timings=None
   )

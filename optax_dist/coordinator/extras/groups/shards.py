@@ -1,7 +1,7 @@
 """One process's part of arrays that are sharded over several processes.
 
-Every process exchanges the distinct shards that its own devices hold, as if
-they were small arrays; it never sees those of other processes.
+Every process exchanges the distinct shards that its own devices hold, as if they were
+small arrays; it never gets the shards of other processes.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def mesh_of(params: Any) -> jax.sharding.Mesh:
 
 
 def agreement(params: Any) -> tuple[tuple[str, str], ...]:
-  """What replicas must agree on so that their shards match, by name."""
+  """Properties on which replicas must agree so that their shards match, by name."""
   mesh = mesh_of(params)
   where = [int(d.process_index) for d in mesh.devices.flat]
   pairs = [("mesh", f"{dict(mesh.shape)} over processes {where}")]

@@ -61,7 +61,7 @@ class WorkerRank:
         return []
 
   def deadline(self) -> float:
-    """Never: process 0 waits for all, and ends with what it waits for."""
+    """Never: process 0 has all deadlines, and this process ends with it."""
     return math.inf
 
   @property
@@ -70,7 +70,7 @@ class WorkerRank:
     return False
 
   def missing(self, now: float) -> str:
-    """What it is waiting for, for an error message."""
+    """What the process is waiting for, for an error message."""
     return "for what process 0 of its replica says"
 
   def _execute(self, order: commands.Effect) -> list[commands.Effect]:

@@ -1,7 +1,7 @@
 """Checks the hosts of a job before the job; run it on each of them.
 
-They connect as the replicas will: host 0 listens in place of the coordinator, the
-others tell it about themselves, and each then connects to all others.
+The hosts connect as the replicas will: host 0 listens in place of the coordinator, the
+other hosts report to it, and each host then connects to all others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MEETING = "doctor"
 
 
 class Checkup(codec.Struct):
-  """What a host tells the others.
+  """A host's report to the other hosts.
 
   Attributes:
     host: its index.
@@ -61,7 +61,7 @@ class Checkup(codec.Struct):
   done: bool = False
 
 
-# What a host knows of itself, and host 0 of all.
+# A host sends its own report, and host 0 sends those of all hosts.
 _CODEC: codec.Codec[tuple[Checkup, ...]] = codec.Codec(tuple[Checkup, ...])
 
 
@@ -70,7 +70,7 @@ class Finding(NamedTuple):
 
   Attributes:
     good: whether nothing has to be done.
-    line: what was found; with a remedy if it is not good.
+    line: the result as text, with a remedy if it is not good.
   """
 
   good: bool
@@ -225,16 +225,16 @@ class _Meeting:
 
   def __exit__(self, *error: object) -> None:
     if self._own is not None:
-      self._tell(self._own)  # At last it may be done.
+      self._tell(self._own)  # Its last report: this host may be done by now.
     self._transport.flush()
     end = time.monotonic() + _FAREWELL
-    # The others have yet to read that all are done.
+    # The other hosts have yet to read that all are done.
     while self._is_first and self._transport.peers() and time.monotonic() < end:
       self._transport.poll(_EXCHANGE_SECONDS / 4)
     self._transport.close()
 
   def exchange(self, own: Checkup) -> dict[int, Checkup]:
-    """Tells the others about this host; returns what is known of all."""
+    """Sends this host's report; returns the known reports of all hosts."""
     self._own = own
     if self._is_first:
       self._known[0] = own
@@ -298,7 +298,8 @@ def _meet(
     if wrong:
       yield Finding(False, wrong)
       return
-    # That may take long: what is read meanwhile would tell an old time.
+    # Not in the polling loop, since it may take long: clocks that are read after it
+    # would be old.
     if not own.done and seen.keys() == others:
       yield from _try_all(seen)
       own = codec.replace(own, done=True)
