@@ -205,6 +205,18 @@ def test_trainer_example_survives_a_killed_replica(
   assert len(set(ended)) == 1
 
 
+def test_last_replica_starts_from_its_checkpoint_though_another_stands_by(
+  tmp_path,
+):
+  """What stands by has read the checkpoints before there were any."""
+  program = ["launched_k_of_n.py", "--steps", "160", "--save-every", "50"]
+  flags = ("--replicas", "1", "--standby", "1", "--chaos", "kill:0@130")
+  program += ["--pause", "0.05"]
+  printed = launch(tmp_path, *flags, program=program)
+  assert re.findall(r"joins at step (\d+)", printed) == ["0", "100"]
+  assert not (tmp_path / "checkpoints" / "left").exists()
+
+
 @pytest.mark.nightly  # tests/cli/launch has processes that stand by.
 def test_trainer_checkpoints_go_on_with_a_process_that_stood_by(tmp_path):
   flags = ("--replicas", "2", "--min-replicas", "1", "--chaos", "kill:1@40")

@@ -252,7 +252,8 @@ class Launcher:
     which = ProcessEnvironment(replica, restarts)
     # Registered at once, so that these are ended if a later one can't be started.
     processes = self._running[replica] = []
-    if restarts and self._standbys.processes:
+    others = [p for number, p in self._running.items() if number != replica]
+    if restarts and self._standbys.processes and self._have_state(others):
       process = self._standbys.processes.pop(0)
       process.tell("replica", variables=which.variables())
       process.rename(_name(which))
@@ -267,6 +268,17 @@ class Launcher:
         processes.append(self._spawn(which))
     for process in processes if restarts else ():
       self._record(replica, process, None)
+
+  def _have_state(self, others: Sequence[Sequence[Child]]) -> bool:
+    """Whether others can give a standby the state of the run.
+
+    Otherwise a new process is started, since it reads the newest checkpoint. That
+    of a standby was the newest one when it began.
+    """
+    if self._placement.elsewhere:
+      return True
+    lives = any(not p.has_ended() for processes in others for p in processes)
+    return lives and not self._supervisor.none_joined
 
   def _spawn(self, which: ProcessEnvironment) -> Child:
     """Starts a process of a replica, or one that stands by.
