@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def separate_temporary_folder(monkeypatch, tmp_path_factory):
-  """Else a coordinator goes on with the log of another test that had its port."""
+  """Otherwise a coordinator continues the log of another test that had its port."""
   tmp_path_factory.getbasetemp()  # It outlives this test.
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
     monkeypatch.setenv("TMPDIR", folder)

@@ -56,7 +56,7 @@ def test_other_errors_of_the_update_are_left_to_the_update():
 
 
 def test_arguments_of_every_training_loop_cost_nothing():
-  """Not even a trace."""
+  """They are not even traced."""
   calls = []
   _check(lambda g, **extra_args: calls.append(g), value=1.0, grad=jnp.ones(2))
   assert not calls

@@ -174,7 +174,7 @@ def test_vote_of_zeros_and_nan_is_defined():
 @each_method
 @pytest.mark.parametrize("tree", [{"w": None}, {}])
 def test_updates_without_arrays_send_nothing(name, tree):
-  """Such as those of a part of `optax.partition` that no parameter is in."""
+  """An empty part of `optax.partition` has such updates."""
   tx = optax_dist.cross_shard(
     maps.AXIS, compression=METHODS[name], num_replicas=N
   )

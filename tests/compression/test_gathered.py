@@ -76,7 +76,7 @@ def test_a_leaf_without_gradient_keeps_its_residual():
 
 
 def test_update_of_none_advances_the_count():
-  """Or replicas would draw the same random numbers in the next one."""
+  """Otherwise the next update would draw the same random numbers."""
   gradients = {"x": _normal(0, 4)}
   method = gathered("it", *_HALF, 1.0)
   means, state = _updates(method, gradients, {"x": None})

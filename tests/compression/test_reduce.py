@@ -103,7 +103,7 @@ def test_sent_values_are_averaged_and_the_residual_is_kept(name):
 
 
 def test_error_feedback_sends_everything_eventually():
-  """Of a gradient that stays the same, nothing is lost over many updates."""
+  """A constant gradient arrives in full over many updates."""
   gradient = jnp.asarray(np.random.default_rng(5).normal(size=(SIZE, 64)))
   gradient = gradient.astype(jnp.float32)
   method = compression.top_k(0.1)

@@ -215,7 +215,7 @@ def test_factors_of_whole_matrices_are_refused():
 
 
 def test_sharding_does_not_decide_whether_a_leaf_is_factored():
-  """Of 6 rows by 16 columns rank 4 saves nothing, nor of 6 by 8."""
+  """Rank 4 saves nothing on 6 rows by 16 columns, nor on 6 by 8."""
   for rank in range(1, 7):
     method = compression.power_sgd(rank)
     whole, part = (

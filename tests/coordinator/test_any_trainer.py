@@ -82,7 +82,7 @@ def initial(dtype="float32"):
 
 
 def gradient(params, batch):
-  """Of a quadratic, with noise that depends on the batch."""
+  """The gradient of a quadratic, with noise that depends on the batch."""
   count = lambda p: jnp.arange(p.size, dtype=jnp.float32).reshape(p.shape)
   noise = lambda p: 0.1 * jnp.sin(batch + count(p))
   return jax.tree.map(

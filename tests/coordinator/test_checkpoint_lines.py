@@ -361,7 +361,7 @@ def test_only_complete_checkpoints_are_the_latest(tmp_path, caplog):
 
 
 def test_latest_checkpoint_is_of_the_run_that_saved_last(tmp_path):
-  """Also where each was saved by hand."""
+  """This holds for checkpoints saved by `checkpoint.save`, too."""
 
   def train(steps):
     def run(replica):

@@ -44,7 +44,7 @@ def test_journal_of_a_restarted_job_is_read_from_its_start(
 
 
 def test_new_records_are_as_recent_as_the_last_read(tmp_path):
-  """Even if the clock of this host or of the file's is wrong."""
+  """The clock of this host or of the file's may be wrong."""
   path = tmp_path / "run.jsonl"
   tail = journal_tail.Tail(path)
 

@@ -95,7 +95,7 @@ def test_rerun_notebook_cell_replaces_its_replica(address):
 def test_replica_that_was_alone_begins_a_new_run_after_its_block(
   address, ending
 ):
-  """However it ended, and though its coordinator goes on."""
+  """It may have ended in any way, and its coordinator still runs."""
   for _ in range(2):
     with (
       contextlib.suppress(KeyboardInterrupt, ValueError),

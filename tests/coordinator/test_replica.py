@@ -501,7 +501,7 @@ def test_replicas_of_a_number_that_is_not_positive_are_refused():
 
 
 def test_parameters_are_final_once_the_run_is_seen_as_finished():
-  """Though others have taken the last steps since this one's last call."""
+  """Others have taken the last steps since the last call of this replica."""
   slow_one_is_in = threading.Event()
 
   def train(replica):

@@ -299,7 +299,7 @@ def test_numbers_on_the_page_are_reproduced():
 
 
 def test_keras_learning_rates_decay_as_documented():
-  """By 1 + decay (t - 1), but not that of Nadam."""
+  """The rate is divided by 1 + decay (t - 1), except for Nadam."""
   for name in set(KERAS_NAMES) - {"Nadam"}:
     tx = optimizers.keras(name, learning_rate=0.1, decay=0.5)
     plain = optimizers.keras(

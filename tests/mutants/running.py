@@ -126,7 +126,7 @@ class Rooms:
   def _one(
     self, session: pytest.Session, change: Callable[[], None], limit: float
   ) -> str:
-    """By what a change is found; "" if it survives."""
+    """Returns the test or schedule that finds a change; "" if it survives."""
     reader, writer = os.pipe()
     with warnings.catch_warnings(action="ignore"):
       pid = (

@@ -62,7 +62,7 @@ def test_notebook_runs_without_errors(path, monkeypatch):
 
 
 def _processor_seconds():
-  """Of all processes that this one has started, and that have ended."""
+  """The processor time of all ended child processes."""
   used = resource.getrusage(resource.RUSAGE_CHILDREN)
   return used.ru_utime + used.ru_stime
 

@@ -20,7 +20,7 @@ def test_adagrad_da_takes_the_global_step():
 
 
 def test_adagrad_da_ignores_its_starting_point():
-  """Even without a gradient: the parameter is a function of all gradients."""
+  """The parameter is a function of all gradients, even if the latest is absent."""
   params = jnp.array([7.0, -0.3, 1e4])
   optimizer = optimizers.adagrad_da(0.5)
   grads = jnp.array([0.0, 0.0, 0.3])

@@ -83,7 +83,7 @@ def test_replica_of_an_exact_step_gets_another_request_at_once():
 
 
 def test_commit_of_an_exact_step_asks_all_live_replicas():
-  """Also one that still computes: what for is decided without it."""
+  """A replica that still computes is asked, too: its step was decided without it."""
   state = joined(2, 3, 3, exact=True, two_phase=False)
   state, decisions = quorum.step(state, quorum.Arrive(1, 0, count=2))
   tokens = [d for d in decisions if isinstance(d, quorum.Token)]

@@ -191,7 +191,7 @@ class Coordinator:
 
 
 def _synced(log: pathlib.Path) -> int:
-  """So many bytes of a log are on the disk: all up to the last but steps."""
+  """The size of a log on disk after a power loss, which takes the last steps."""
   data = log.read_bytes()
   end = result = data.find(b"\n") + 1
   # Length and two checksums of four bytes each precede a record.

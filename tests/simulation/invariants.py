@@ -882,7 +882,7 @@ class Checker:
         self.fail("A9", f"{what}, and {name} has only step {process.step}")
 
   def joined(self, process: Any) -> None:
-    """Of two processes with one number, one goes; a faulty one stays away."""
+    """One of two processes with one number is removed; a faulty one stays away."""
     if self.found_wrong.get(process.name) == len(self.epochs):
       self.fail("A18", f"{process.name} joins again, with wrong gradients")
     for name in self.members.values():

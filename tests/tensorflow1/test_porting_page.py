@@ -88,7 +88,7 @@ def test_each_sequence_of_calls_has_its_chain(page, name, case):
 
 
 def test_the_sequences_differ():
-  """By more than the tolerance above, so that a wrong chain would be found."""
+  """They differ by more than the tolerance, so that a wrong chain would be found."""
   names = ("minimize", "compute_clip_apply", "gradients_apply")
   ends = [_case(name)[-1, 0] for name in (*names, "gradients_clip_apply")]
   for i, a in enumerate(ends):

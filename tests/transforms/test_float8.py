@@ -18,7 +18,7 @@ _some_cases = pairwise.every_value(map_name=_SOME_MAPS, dtype=_DTYPES)
 
 
 def _gradients(dtype):
-  """Of which the sum is too large, or differs by less than the last bit."""
+  """Numbers whose sum is too large, or differs by less than the last bit."""
   rows = np.ones((N, 4), np.float32)
   rows[0, 0] = 16.0
   rows[:, 1] = jnp.finfo(dtype).max / 4

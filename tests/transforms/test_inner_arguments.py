@@ -95,7 +95,7 @@ def test_the_loss_of_a_dropped_gradient_does_not_count(map_name):
 
 @pytest.mark.parametrize("map_name", MAPS)
 def test_line_search_uses_the_mean_loss(map_name):
-  """Not of each replica's own: JAX's error, or parameters that drift apart."""
+  """A local loss would raise JAX's error, or let parameters drift apart."""
   inner = optax.lbfgs()
   tx = _make("sync_replicas", inner)
 

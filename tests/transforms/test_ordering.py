@@ -57,7 +57,7 @@ def test_clipping_before_and_after_the_mean_differs(map_name):
 
 @some_maps
 def test_clipping_before_the_mean_needs_local_gradients(map_name):
-  """Of a gradient that arrives summed, the sum is clipped and then divided."""
+  """If the gradient arrives summed, the sum is clipped and then divided."""
   tx = optax.chain(optax.clip_by_global_norm(1.0), _aggregate())
 
   def step(g, params, local):

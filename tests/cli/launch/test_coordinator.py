@@ -47,7 +47,7 @@ def _coordinator(launcher):
 
 
 def _command_lines(pid):
-  """Of all that a process has started, and that these have."""
+  """The command lines of all descendants of a process."""
   result = []
   for child, command in left_over.started_by(pid).items():
     result += [command, *_command_lines(child)]

@@ -152,7 +152,7 @@ def test_launcher_with_other_settings_is_refused_with_the_difference(job):
 
 
 def test_late_or_restarted_launcher_joins_the_run(job, tmp_path):
-  """Whether or not it has the output of the run."""
+  """It joins with or without the output folder of the run."""
   flags = ("--replicas-to-aggregate", 1, "--output", tmp_path / "out")
   first = job.launch(0, steps=900, flags=flags)
   waiting.until(lambda: "step 20 of 1" in first[1](), first[1])

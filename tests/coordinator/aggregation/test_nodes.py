@@ -153,7 +153,7 @@ def test_denormals_are_not_lost():
 
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
 def test_equal_gradients_have_equal_bytes(wire):
-  """Also between leaves, so that their digests can be compared."""
+  """Bytes between leaves are equal, too, so that digests can be compared."""
   summing = make_summing(layouts.layout(TEMPLATE, wire), slots=2)
   np.full(1 << 20, 255, np.uint8)  # Likely the memory that is used next.
   first = summing.encode(0, gradient(0)).arrays[0].copy()

@@ -110,7 +110,7 @@ def test_a_round_that_is_dropped_returns_its_samples():
   [coordinator.local_updates, coordinator.elastic_average],
 )
 def test_rejected_local_steps_are_undone(strategy):
-  """Not finite: others get the samples, so the local steps are undone."""
+  """If they are not finite, others get the samples, and the local steps are undone."""
   rate = {"moving_rate": 0.5} if "elastic" in strategy.__name__ else {}
   data = coordinator.Batches(8, 4, seed=3)
   seen = []

@@ -27,7 +27,7 @@ def launched(monkeypatch):
 
 
 def _lines(launcher, count):
-  """So many events of the process."""
+  """Returns so many events of the process."""
   file = launcher.makefile("rb")
   return [json.loads(file.readline()) for _ in range(count)]
 

@@ -5,7 +5,7 @@ from tests.coordinator.protocol.room import room_after
 
 
 def test_hyperparameter_set_while_a_replica_was_away_is_not_set_again():
-  """Not even with its next request: another replica may have set it since."""
+  """The next request does not repeat it: another replica may have set it since."""
   room = room_after(
     "run needed=1 replicas=2 inline_bytes=8 lower_on_loss=yes",
     "start a b",

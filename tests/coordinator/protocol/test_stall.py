@@ -4,7 +4,7 @@ from tests.coordinator.protocol.room import room_after
 
 
 def test_round_that_fails_repeatedly_ends_the_run():
-  """Though the one whose gradient is dropped each time computes another one."""
+  """The replica whose gradient is dropped computes another one each time."""
   room = room_after(
     "run needed=1 replicas=2 max_staleness=3",
     "start a b",

@@ -39,7 +39,7 @@ OPT = optax.sgd(0.1)
 
 @pytest.fixture(scope="module")
 def server_address(tmp_path_factory):
-  """Of one for the runs of all tests; a process takes its time to start."""
+  """The address of one coordinator for all tests, since a process starts slowly."""
   log = tmp_path_factory.mktemp("coordinator") / "log"
   with server.start(SECRET.encode(), port=0, log=log) as made:
     yield made.address
@@ -207,7 +207,7 @@ def test_coordinator_messages_from_a_member_have_no_effect(job, caplog):
 
 
 def test_hello_with_a_later_epoch_does_not_end_the_coordinator(job):
-  """Only its log can say that another one lives."""
+  """Only the log can show that another coordinator is alive."""
   loops = one, _ = Loop(0, job), Loop(1, job)
   for loop in loops:
     loop.start()

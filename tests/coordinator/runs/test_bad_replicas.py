@@ -77,7 +77,7 @@ def run(data, is_finite, replicas=3, bad=BAD, **options):
 def test_replica_that_yields_nan_costs_the_others_no_sample_or_step(
   kind, tmp_path
 ):
-  """Though it is faster than they are."""
+  """The bad replica is faster than the others."""
   more, options = _KINDS[kind]
   data = coordinator.Batches(240, 12, epochs=2, **more)
   journal = tmp_path / "journal.jsonl"

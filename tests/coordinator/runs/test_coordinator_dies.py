@@ -176,7 +176,7 @@ def _epochs(records):
 
 @pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
 def test_killed_coordinator_is_restarted(place, inline_bytes):
-  """Also twice in a row: no gradient is lost or counts twice, nor does a step."""
+  """Even twice in a row, no gradient or step is lost or counts twice."""
   loops, ending = _begin(place, 2, inline_bytes=inline_bytes)
   for kill in (place.kill, place.kill_twice, place.kill):
     _wait(loops)
@@ -267,7 +267,7 @@ def test_run_ends_though_the_coordinator_is_killed_at_its_end(place):
 
 
 def test_journal_records_the_end_of_the_run_once(place):
-  """Whether or not the coordinator had time to write it."""
+  """This holds whether or not the first coordinator had time to write it."""
   log = place.journal.with_name("log")
   start = lambda: process.start(_SECRET.encode(), port=place.port, log=log)
   with start():
@@ -302,7 +302,7 @@ def test_stopped_coordinator_is_not_replaced_and_continues(place):
 
 
 def test_idle_coordinator_is_not_taken_for_dead(place):
-  """However short the silence that its members allow."""
+  """Its members allow only a short silence."""
   loops, ending = _begin(place, 2, silence_timeout=0.6)
   _wait(loops)
   for loop in loops:

@@ -38,7 +38,7 @@ def differing(members):
 
 
 def check_equal(members, at_least):
-  """Like holds what like holds, at all steps that both have seen."""
+  """Processes of equal rank hold the same, at all steps that both have seen."""
   compared, apart = differing(members)
   assert not apart
   assert compared >= at_least

@@ -138,7 +138,7 @@ def test_first_gradient_of_a_newcomer_does_not_block_the_others(kind):
 
 
 def test_newcomer_gets_samples_that_were_nonfinite_on_another_replica():
-  """Else the other one would use them all up, and no step would be taken."""
+  """Otherwise the other replica would use all samples up without a step."""
   data = ledger.Batches(num_samples=12, global_batch=2, seed=3)
   options = {"k": 2, "n": 2, "quorum": {"lower_on_loss": True}, "data": data}
   world, results = runs.endpoint.World(), [runs.Result() for _ in range(3)]

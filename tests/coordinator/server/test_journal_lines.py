@@ -78,7 +78,7 @@ def test_new_coordinator_writes_the_steps_that_the_journal_lacks(tmp_path):
 
 
 def test_new_coordinator_records_a_gap_for_steps_it_no_longer_has(tmp_path):
-  """Of the steps that the last one could not write: the log keeps the latest."""
+  """The log keeps only the latest of the steps that the last one could not write."""
   path, first = _begun(tmp_path)
   first.write(_commit(0))
   first.close()

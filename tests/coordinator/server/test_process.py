@@ -131,7 +131,7 @@ def test_beyond_loopback_a_secret_is_required():
 
 
 def test_coordinator_prints_each_reason_to_wait_once():
-  """Of several servers of etcd another one may be the last to be asked."""
+  """Several servers of etcd may give different reasons in turn."""
   code = """
 from optax_dist.coordinator.extras.etcd import lease
 from optax_dist.coordinator.server import __main__, log, process

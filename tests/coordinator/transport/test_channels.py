@@ -11,7 +11,7 @@ from optax_dist.coordinator.transport import channels
   ("seconds", "told"), [(2.5, 2500), (1e9, (1 << 31) - 1)]
 )
 def test_kernel_timeout_equals_the_silence_timeout(seconds, told):
-  """Of bytes that nobody acknowledges; and small messages go at once."""
+  """It is for bytes without acknowledgement; and small messages go at once."""
   with socket.create_server(("127.0.0.1", 0)) as listener:
     sock = socket.create_connection(listener.getsockname(), 60.0)
     with sock, listener.accept()[0]:

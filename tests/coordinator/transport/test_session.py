@@ -54,7 +54,7 @@ class _Side:
 
 
 def test_backlog_is_counted_until_it_is_written():
-  """Or twice as much as is allowed could wait for a peer that does not read."""
+  """Otherwise twice the limit could wait for a peer that does not read."""
   side = _Side(None)
   for _ in range(20):
     side.session.send([bytes(100_000)])

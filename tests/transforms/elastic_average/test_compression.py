@@ -69,7 +69,7 @@ def test_lossless_compression_changes_nothing(map_name):
 
 @pairwise.every_value(name=list(METHODS), map_name=["vmap", "shard_map_vma"])
 def test_compressed_pulls_keep_the_sum_of_replicas_and_center(name, map_name):
-  """So their sum stays, and they meet at the mean of where all of them started."""
+  """Their sum is constant, and they meet at the mean of all starting points."""
   params = {"a": normal(0, N, 8, 5), "b": normal(1, N, 7)}
   still = jax.tree.map(np.zeros_like, params)
   tx = _tx(METHODS[name], communication_period=1)

@@ -171,7 +171,7 @@ def test_called_learner_contributes_its_progress():
 
 
 def test_merge_without_a_learner_postpones_its_turn():
-  """Else a fragment were merged more than once in a period."""
+  """Otherwise a fragment would be merged more than once in a period."""
   strategy, shared = made(period=8)
   local = trained(strategy, strategy.local(shared), 3)
   contribution, _ = give(

@@ -80,7 +80,7 @@ def test_lost_process_ends_the_others_but_joining_does_not(server):
 
 
 def test_a_program_that_ends_without_joining_ends_the_others(server):
-  """Though its process may live on: JAX has it wait for theirs."""
+  """Its process may live on, since JAX has it wait for the others."""
   address, _ = server
   losses = []
   first, second = both_met(address, losses)

@@ -126,7 +126,7 @@ def test_an_idle_member_takes_a_late_members_last_slots():
 
 
 def test_only_slot_of_a_hanging_member_is_repeated():
-  """Though no member has brought a slot, so that none's pace is known."""
+  """No member has brought a slot yet, so no pace is known."""
   step = Step(0, 1, slots=1)
   assert step.leases == {0: ((0, 1),)}
   assert step.wait(20.0) == {1: ((0, 1),)}
