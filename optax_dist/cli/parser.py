@@ -65,7 +65,7 @@ def add_number(
     metavar: name of the number in the help text.
     kind: an argument type, such as :func:`positive_float`.
     default: the default value.
-    help: what it means.
+    help: the help text.
   """
   to.add_argument(
     flag,

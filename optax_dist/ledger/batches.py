@@ -12,7 +12,7 @@ if TYPE_CHECKING:
   import numpy as np
 
 
-# That a message can have.
+# The largest integer that a message can have.
 _LARGEST = 2**63 - 1
 
 
@@ -117,7 +117,7 @@ class Batches:
 
   @property
   def order(self) -> dict[str, object]:
-    """What says which sample is at a position."""
+    """The fields that determine which sample is at a position."""
     return {
       "num_samples": self.num_samples,
       "samples in an epoch": self.per_epoch,
@@ -211,7 +211,7 @@ class Batches:
 
 
 def _indices(data: Batches, epoch: int, start: int, stop: int) -> np.ndarray:
-  # Here: a coordinator's process, which starts in a moment, has no arrays.
+  # Imported here, as a coordinator's process has no arrays, and has to start quickly.
   import numpy as np
 
   from optax_dist.ledger import shuffle

@@ -102,7 +102,7 @@ class Commit:
 
   Attributes:
     parts: the gradients' holders and samples.
-    skipped: samples that this step gives up (`State.abandoned`).
+    skipped: samples that this step abandons (`State.abandoned`).
   """
 
   parts: tuple[tuple[Holder, Spans], ...]
@@ -111,7 +111,7 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Members:
-  """Who takes part from now on.
+  """The replicas that take part from now on.
 
   Without this event, each holder is a replica of its own.
 

@@ -1,11 +1,10 @@
-"""What gradients that are not finite say: that samples are bad, or a replica is.
+"""Gradients that are not finite: decides whether samples or a replica are bad.
 
-A gradient that is not finite is a strike against its samples. Those with three
-strikes, of three replicas or of all that can be trusted, are given up. A replica is
-not trusted after three such gradients in a row on different samples, or after
-another replica's gradient on the same samples was finite. Its strikes don't count
-then, and it gets no samples that others can take, until a gradient of its own is
-finite.
+A gradient that is not finite is a strike against its samples. Samples with three
+strikes, of three replicas or of all trusted ones, are abandoned. A replica is not
+trusted after three such gradients in a row on different samples, or after another
+replica's gradient on the same samples was finite. Then its strikes don't count, and it
+gets no samples that others can take, until a gradient of its own is finite.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from optax_dist.ledger.events import Holder
 from optax_dist.ledger.spans import Spans
 from optax_dist.ledger.state import State, Streak, Strike
 
-# Strikes against a sample that is given up, and gradients in a row after which a
+# How many strikes abandon a sample, and after how many such gradients in a row a
 # replica is not trusted.
 _STRIKES, _IN_A_ROW = 3, 3
 _NO_STREAK = Streak()
@@ -27,10 +26,11 @@ def replica_of(state: State, holder: Holder) -> Holder:
 
 
 def trusted(state: State) -> set[Holder]:
-  """The holders whose gradients that are not finite speak against samples.
+  """The trusted holders: their non-finite gradients count against samples.
 
-  If there is none, all are trusted: the run diverges. But not while others may
-  still come; nor is, until then, one alone that has had no finite gradient.
+  If no holder is trusted, all are: then the run itself diverges. But not while other
+  replicas may still come; until then, a single holder that has had no finite gradient
+  isn't trusted either.
   """
   live = set(state.replicas)
   if not live:
@@ -57,14 +57,14 @@ def finite(draft: State, holder: Holder, spans: Spans) -> None:
   streaks.pop(holder, None)
   for other, streak in draft.streaks.items():
     if other != holder and sp.overlap(streak.spans, spans):
-      # Not the samples are to blame.
+      # The samples are good, so the other holder's gradient was at fault.
       streaks[other] = streak._replace(times=max(streak.times, _IN_A_ROW))
   draft.streaks, draft.proven = streaks, sp.union(draft.proven, spans)
   forget(draft, spans)
 
 
 def strike(draft: State, holder: Holder, spans: Spans) -> Spans:
-  """A gradient on these samples was not finite; returns those to give up."""
+  """A gradient on these samples was not finite; returns the samples to abandon."""
   replica = replica_of(draft, holder)
   before = draft.streaks.get(holder, _NO_STREAK)
   new = sp.minus(spans, before.spans)
@@ -73,7 +73,7 @@ def strike(draft: State, holder: Holder, spans: Spans) -> Spans:
   draft.streaks = {**draft.streaks, holder: streak}
   good = trusted(draft)
   if holder not in good:
-    # For when it is trusted again.
+    # Each sample counts once: the strike takes effect when the holder is trusted again.
     spans = sp.minus(spans, _struck(draft, replica))
   _add(draft, replica, spans)
   if holder not in good:
@@ -159,16 +159,17 @@ def _may_ask(state: State, holder: Holder) -> bool:
 
 
 def swap(state: State) -> Holder | None:
-  """Who should try other samples than those of its accepted gradient (`Swap`).
+  """The holder that should try other samples than those of its gradient (`Swap`).
 
-  All others have brought theirs, and those that lack one have only samples left
-  on which their own gradients were not finite. So somebody else has to try these.
+  It is needed if the only samples left are such that the gradients of the waiting
+  holders were not finite on them, and all other holders have submitted. Then one of
+  these has to try the samples.
 
   Args:
     state: state of the ledger.
 
   Returns:
-    The holder; None if all goes on without.
+    The holder; None if no swap is needed.
   """
   if state.data.deterministic or not (state.waiting and state.strikes):
     return None
@@ -182,7 +183,7 @@ def swap(state: State) -> Holder | None:
 
 
 def to_try(state: State, holder: Holder) -> Spans:
-  """The samples that a holder should try for those that wait."""
+  """The samples that a holder should try in place of the waiting holders."""
   free = sp.union(state.pool, state.doubtful)
   left = sp.union(*(avoided(state, other) for other, _ in state.waiting))
   own = _struck(state, replica_of(state, holder))

@@ -17,9 +17,9 @@ class Progress:
   Attributes:
     next: all positions before it are done, except for those in `open`.
     open: sorted spans before `next` that are not in a committed step (yet).
-    skipped: sorted spans that were given up because their gradients were never
+    skipped: sorted spans that were abandoned because their gradients were never
       finite; in a deterministic run these are slots that counted as zeros.
-    data: what the positions are of, in a checkpoint; None otherwise.
+    data: in a checkpoint, the data that the positions belong to; None otherwise.
 
   Example:
     >>> progress = Progress().commit(((4, 8),))
@@ -38,14 +38,14 @@ class Progress:
 
   @property
   def done(self) -> int:
-    """The number of positions that are committed or were given up."""
+    """The number of positions that are committed or were abandoned."""
     return self.next - sp.size(self.open)
 
   def check(self, data: Batches | None = None) -> None:
-    """Refuses what no run can have come to.
+    """Refuses a progress that no run can have.
 
     Args:
-      data: of the run; None if it is not known.
+      data: the run's data; None if it is not known.
 
     Raises:
       ValueError: the message says what is wrong.
@@ -142,7 +142,7 @@ class Progress:
     return all(start >= self.next for start, _ in others)
 
 
-# At the start of a run.
+# The progress at the start of a run.
 NOTHING_DONE = Progress()
 
 

@@ -93,7 +93,8 @@ def _claim(draft: State, event: ev.Claim) -> None:
     or not state.progress.is_open(spans)
     or sp.overlap(state.abandoned, spans)
     or sp.size(spans) % state.unit
-    # An earlier coordinator may have given up samples that are open again.
+    # An earlier coordinator may have abandoned samples that are open again now, so that
+    # its limit was higher.
     or (state.limit is not None and max(b for _, b in spans) > state.limit)
   ):
     _wait(draft, holder, event.count)
@@ -119,7 +120,7 @@ def _accept(draft: State, event: ev.Accept) -> None:
   held = _held(draft, holder)
   if event.zeros:
     not_finite.strike(draft, holder, event.zeros)
-  # Last: who has some finite ones among them is to be trusted.
+  # Last, since finite gradients among them restore the trust in the holder.
   if holder not in draft.finite_holders or draft.streaks or draft.strikes:
     not_finite.finite(draft, holder, sp.minus(sp.union(spans), event.zeros))
   rest = () if held.out == spans else _minus(held.out, spans)
@@ -132,7 +133,7 @@ def _accept(draft: State, event: ev.Accept) -> None:
         out = _minus(theirs.out, spans)
         _hold(draft, other, theirs._replace(out=out))
         if draft.data.deterministic and not out:
-          _wait(draft, other, 1)  # It has a token, and nothing to compute.
+          _wait(draft, other, 1)  # It keeps its token, without samples.
 
 
 def _copy(draft: State, event: ev.Copy) -> None:
@@ -186,7 +187,7 @@ def _holder_lost(draft: State, event: ev.HolderLost) -> None:
 
 def _swap(draft: State, event: ev.Swap) -> None:
   holder = event.holder
-  _return_out(draft, holder)  # What was to be added to a sum.
+  _return_out(draft, holder)  # Samples that it was to add to its sum.
   back = _held(draft, holder).accepted
   left = not_finite.to_try(draft, holder)
   most = min(sp.size(back), sp.size(left)) // draft.unit * draft.unit
@@ -218,7 +219,7 @@ def _commit(draft: State, event: ev.Commit) -> None:
   _settle_doubts(draft)
   draft.limit = limit_of(draft)
   if draft.data.deterministic:
-    draft.waiting = ()  # All ask for a part of the next step.
+    draft.waiting = ()  # Holders ask anew, for slots of the next step.
 
 
 def _members(draft: State, event: ev.Members) -> None:
@@ -250,7 +251,7 @@ def _give_back(
 
 
 def _held_by_nobody(draft: State, holder: ev.Holder, spans: Spans) -> Spans:
-  """The samples, of those of a copied lease, that are not elsewhere, too."""
+  """The samples of a copied lease that no other holder has."""
   for other, held in draft.held.items():
     if other != holder:
       spans = sp.minus(sp.union(spans), held.out)
@@ -320,7 +321,7 @@ def _take_free(draft: State, holder: ev.Holder, count: int) -> Spans:
   new = max(most - free, 0)
   if limit is not None:
     new = min(new, max(limit - cursor, 0))
-  # As many as fill whole gradients.
+  # Rounded down to whole gradients.
   most = min(free + new, most) // unit * unit
   if most:
     first, rest = sp.head(pool, most) if pool else ((), ())

@@ -44,7 +44,7 @@ def read(source: Any, indices: np.ndarray | Sequence[int]) -> Any:
     return _map(lambda leaf: leaf[numbers], source)
   _check(numbers, len(source))
   if not len(numbers):
-    # Only a sample tells the shapes.
+    # The shapes of an empty batch are taken from a sample.
     return _map(lambda leaf: leaf[:0], stack([source[0]]))
   return stack([source[number] for number in numbers.tolist()])
 

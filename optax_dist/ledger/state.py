@@ -57,24 +57,23 @@ class State:
     data: the data that is leased.
     unit: samples in one gradient.
     need: gradients in a step.
-    progress: what is committed.
+    progress: the committed samples.
     cursor: the first position that was never leased.
     limit: the end of the positions that may be leased now; None for no limit.
     held: what each replica holds.
-    replicas: the replica of each holder that takes part; empty if nobody has said
-      so (`Members`).
-    expected: replicas that may still come.
-    strikes: gradients that were not finite, so many for each sample.
+    replicas: the replica of each holder that takes part; empty before any `Members`.
+    expected: how many replicas may still come.
+    strikes: gradients that were not finite, by sample.
     streaks: by holder, which of its latest gradients were not finite.
     finite_holders: holders that have had a finite gradient.
-    proven: samples on which one was finite since the last commit.
+    proven: samples with a finite gradient since the last commit.
     pool: sorted spans before `cursor` that no replica holds.
     doubtful: sorted spans with a non-finite gradient; leased again only if
       there is nothing else, or after the next commit.
-    abandoned: spans with too many of them, to be named in the next `Commit`.
+    abandoned: spans with too many such gradients, to be named in the next `Commit`.
     waiting: replicas that wait for samples, and for how many gradients.
     numbers: number of leases so far.
-    leases: what is leased by the events that are being applied.
+    leases: the leases that result from the events being applied.
   """
 
   data: Batches

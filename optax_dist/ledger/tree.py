@@ -8,10 +8,10 @@ order of one tree, whoever computes them:
     level 1     (0, 2)   (2, 4)        it is the sum of: at level l from
     level 0     0    1   2    3        i * 2**l to min(M, (i + 1) * 2**l)
 
-A node is its left half plus its right one; where M cuts the right one off, it is
-the left one as it is. A replica adds up its own slots as far as they are whole
-nodes, and whoever needs the sum of the step adds up the nodes of all replicas. It
-is pure: what is added is known to the caller alone.
+A node is its left half plus its right half; where M cuts the right half off, the node
+is its left half. A replica adds up its own slots as far as they form whole nodes, and
+the replica that averages adds up the nodes of all replicas. This module is pure: only
+the caller has the gradients.
 """
 
 from __future__ import annotations

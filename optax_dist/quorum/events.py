@@ -53,7 +53,7 @@ class Arrive:
     replica: the sender.
     local_step: the global step of the parameters it was computed on.
     finite: whether every element of it is finite.
-    incarnation: the sender's, None where it does not matter.
+    incarnation: the sender's incarnation; None where it does not matter.
     count: how many gradients of this step are summed in it.
   """
 
@@ -105,7 +105,7 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Close:
-  """The grace window of a step is over: it is attempted with what is there.
+  """The grace window of a step is over: the step is taken with the gradients so far.
 
   Attributes:
     step: the step.
@@ -293,5 +293,5 @@ def ordered(replicas: Iterable[Replica]) -> tuple[Replica, ...]:
   ids = list(replicas)
   try:
     return tuple(sorted(ids))
-  except TypeError:  # There are both kinds.
+  except TypeError:  # Ids of both kinds, integers and texts.
     return tuple(sorted(ids, key=lambda r: (isinstance(r, str), r)))

@@ -54,7 +54,7 @@ def _join(draft: State, event: ev.Join) -> None:
     if incarnation <= old.incarnation:
       return
     if old.live:
-      # Its earlier incarnation died undetected.
+      # The replica's earlier incarnation died undetected.
       _deactivate(draft, replica, ev.Reason.LOST)
     draft.lost -= not old.left
   draft.live += 1
@@ -140,7 +140,7 @@ def _fault(
     return ev.Reason.NON_FINITE
   replaced = held.count if held and held.local_step != event.local_step else 0
   too_many = event.count > record.requested and not draft.exact
-  # Others have been asked for what a suspect was to bring.
+  # Others were asked for a suspect's gradients, so it may only fill what is lacking.
   too_many |= record.suspect and event.count - replaced > draft.lacks
   if too_many or draft.excess(event.count - replaced):
     return ev.Reason.OVER_QUOTA

@@ -92,7 +92,7 @@ class State:
     lost: replicas that were lost, and may come back.
     finished: whether the run has ended.
     closed: whether the step's grace window is over.
-    decisions: what is decided by the event that is being applied.
+    decisions: the decisions on the event that is being applied.
   """
 
   config: Config
@@ -126,7 +126,7 @@ class State:
   def emit(self, decision: ev.Decision) -> None:
     self.decisions.append(decision)
 
-  # How many gradients are needed, and how many each replica must bring.
+  # How many gradients are needed, and how many each replica must contribute.
 
   @property
   def exact(self) -> bool:
@@ -211,7 +211,7 @@ class State:
     """Starts a round if there are enough gradients, or asks for the rest."""
     while self.round is None and self.accepted_count >= self.quorum():
       if self.config.window and not self.closed:
-        break  # More may come.
+        break  # More gradients may arrive in the window.
       self.start()
       if self.config.two_phase:
         return
@@ -228,10 +228,10 @@ class State:
     self.round = Round(self.rounds, members)
 
   def ask_for_the_rest(self) -> None:
-    """K > N: asks for more if no replica computes and too few are in.
+    """If k > N: requests more gradients if no replica computes and too few arrived.
 
-    Nobody waits for one whose latest gradient was not finite. In an exact step
-    whoever has brought its gradients is asked at once.
+    A replica whose latest gradient was not finite is not waited for. In an exact step a
+    replica that has contributed its gradients is asked at once.
     """
     if self.exact:
       known = self.replicas.items()
@@ -268,7 +268,7 @@ class State:
         self.unaccept(replica, ev.Reason.STALE)
         self.request(replica, self.quota(replica))
     if self.exact:
-      # What others compute for this step was for nothing: they begin the next.
+      # Other replicas' work on this step is void, so all begin the next step.
       free = ev.ordered(r for r, m in self.replicas.items() if m.live)
     else:
       free = tuple(m.replica for m in round_.members)
@@ -292,7 +292,7 @@ class State:
     )
 
   def abandon(self, failed_replica: ev.Replica, reason: ev.Reason) -> None:
-    """Abandons the round; the others' gradients stay, unless they have newer ones."""
+    """Abandons the round; the other gradients stay, unless replicas have newer ones."""
     round_ = self.round
     assert round_ is not None
     self.emit(ev.Abandon(self.step, round_.number, failed_replica))

@@ -16,8 +16,8 @@ class Computation(NamedTuple):
     replica: its id.
     compute: seconds, without compile time.
     gradients: number of gradients summed in it.
-    arrived: when the coordinator received it, or when it was part of a step if only
-      that is known.
+    arrived: when the coordinator received it; if that is unknown, when it was part of a
+      step.
     since: the event it follows: the last arrival of a step that the replica
       took part in, or that of a dropped gradient; None if it is unknown, or if
       the replica joined in between.
@@ -53,7 +53,7 @@ def of(part: Sequence[journal.Record]) -> Iterator[Computation]:
   Args:
     part: one of the runs from `journal.segments`.
   """
-  # What each replica's next computation follows: the minimum step, the time,
+  # The event that each replica's next computation follows: the minimum step, the time,
   # whether it was a commit, and the end of the last step by then.
   follows: dict[Replica, tuple[int, float | None, bool, float | None]] = {}
   ready: float | None = None

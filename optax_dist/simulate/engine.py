@@ -31,7 +31,7 @@ _EVENTS_WITHOUT_STEP = 10_000
 _NOTHING_ELSE = dict.fromkeys(
   ("compiled", "cpu", "encoded", "waited", "exchanged", "applied"), 0.0
 )
-# That NumPy and JAX take in one word.
+# The largest seed that both NumPy and JAX take as one word.
 MOST_SEED = 2**63 - 1
 # Computing times are drawn in rows of so many.
 _ROW = 256
@@ -135,13 +135,13 @@ class _Engine:
     }
     # When the newest parameters are available.
     self.now = self.ready = 0.0
-    # When, which replica, what, and the number of its computation.
+    # Each event's time, replica, kind, and the number of the replica's computation.
     self.events: list[tuple[float, int, int, int]] = []
     self.events_without_step = 0
     self.commit_times: list[float] = []
     self.numbers = RunNumbers()
-    # What has happened since the last step. If no other step follows, it is not
-    # part of the simulated time.
+    # Records since the last step. If no other step follows, they are not part of the
+    # simulated time.
     self.since_commit: list[dict[str, Any]] = []
 
   def goes_on(self) -> bool:
@@ -219,7 +219,7 @@ class _Engine:
     assert isinstance(token.replica, int)
     replica = self.replicas[token.replica]
     if replica.computing:
-      return  # It finishes this first, and gets another token then.
+      return  # The replica finishes its computation first, and then gets a token.
     replica.computing, replica.count = True, token.count
     replica.local_step = token.step
     replica.computations += 1

@@ -140,7 +140,7 @@ class Distribution:
     return values
 
   def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
-    """Those of n hosts, all equal."""
+    """Creates n equal hosts."""
     return [self] * n
 
   def __str__(self) -> str:
@@ -188,7 +188,7 @@ class SlowHosts:
     check_latency("base", self.base)
 
   def hosts(self, n: int, rng: np.random.Generator) -> list[Host]:
-    """Those of n hosts; the slow ones are chosen by `rng`."""
+    """Creates n hosts; `rng` chooses the slow ones."""
     hosts = self.base.hosts(n, rng)
     for i in rng.permutation(n)[: round(self.share * n)]:
       hosts[i] = Scaled(hosts[i], self.factor)

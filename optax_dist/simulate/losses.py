@@ -75,7 +75,8 @@ def losses_in(
         if loss is None:
           continue
         if record.get("reason") == "lost":
-          # Its gradient had arrived: it waited for others, and was not overdue.
+          # The replica's gradient had arrived: it waited for others, and was not
+          # overdue.
           open_[who] = loss._replace(unnoticed=0.0)
         elif loss.length < math.inf:
           if timings is not None:

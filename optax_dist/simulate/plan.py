@@ -15,7 +15,7 @@ from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.strategy import sync_replicas
 from optax_dist.simulate.timing import INTERVAL
 
-# Steps of a simulation, times its replicas, by default.
+# The default number of steps of a simulation, times its replicas.
 _ARRIVALS = 1600
 # After so many repetitions, candidates with less than this share of the best
 # progress are not simulated again.
@@ -228,7 +228,7 @@ def _repeat(
   repetitions: int,
   seed: int,
 ) -> dict[int, list[_Measured]]:
-  """Measures each candidate again and again, but not those far from the best."""
+  """Measures candidates repeatedly, but drops those that are far from the best."""
   measured: dict[int, list[_Measured]] = {k: [] for k in weights}
   progress = lambda k: (
     weights[k] * float(np.mean([m.rate for m in measured[k]]))
@@ -239,8 +239,8 @@ def _repeat(
     drawn = latency
     if isinstance(latency, Recording):
       drawn = latency.resampled(rng)
-    # All candidates get the same latencies, so that they differ by their number
-    # and not by chance.
+    # All candidates get the same latencies, so that results differ by the number of
+    # gradients, and not by chance.
     common = int(rng.integers(2**32))
     for k in close:
       measured[k].append(measure(k, drawn, common))
@@ -269,7 +269,7 @@ def _candidate(
 
 
 def _counts(n: int) -> list[int]:
-  """All numbers, or, if there are many, those closest to all replicas."""
+  """The numbers of gradients to try: all, or if n is large, mostly those close to n."""
   if n <= 16:
     return list(range(1, n + 1))
   backups = {0, 1, 2, 3, 4}

@@ -75,7 +75,7 @@ def predict(
       taken to be like these.
     communication: seconds from the last gradient of a step until its members
       continue to compute; None for the recorded time.
-    failures: those to predict with, taken to be exact; by default the recorded
+    failures: the failures to predict with, taken to be exact; by default the recorded
       ones.
     repetitions: number of simulations, each as long as the recorded run, but of
       at most 500 steps.
@@ -151,7 +151,7 @@ def _simulate(run: Recorded, repetitions: int) -> _Paces:
     except NoStepError:
       if failures is None:
         raise
-      paces.append(0.0)  # All were lost at once.
+      paces.append(0.0)  # All replicas were lost before a step.
       stopped += 1
       continue
     stopped += timing.stopped

@@ -124,7 +124,7 @@ def _recording(
   offset = 0.0
   for part, of_part in zip(parts, by_part, strict=True):
     for computation in of_part:
-      # How much later, or earlier, it began than the simulation assumes.
+      # How much later, or earlier, the computation began than the simulation assumes.
       late = 0.0
       if computation.delay is not None and computation.since is not None:
         expected = computation.since
@@ -188,7 +188,7 @@ def _strategy(
   k = run.get("replicas_to_aggregate") or 1
   late = min(run.get("max_staleness") or 0, quorum.UNBOUNDED)
   if run["strategy"] == "elastic_average":
-    # Of one that exchanges alone, any staleness counts.
+    # A replica that exchanges alone may have any staleness.
     late = late if k > 1 else quorum.UNBOUNDED
     return Strategy(k, late, kind="elastic_average")
   drops = [r for r in records if r["kind"] == "drop"]

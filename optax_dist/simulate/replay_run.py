@@ -240,7 +240,7 @@ def _compare(step: int, recorded: Sequence[Record], state: SharedState) -> str:
 
 
 def _part(member: Record) -> entries.Part:
-  """What decides how a gradient is averaged."""
+  """The part of a member's record that decides how its gradient is averaged."""
   return entries.Part(
     incarnation=-1,
     replica=member["replica"],
@@ -254,7 +254,7 @@ def _part(member: Record) -> entries.Part:
 
 
 def _batches(data: ledger.Batches | None, member: Record) -> Sequence[Any]:
-  """What each gradient of a sum was computed on."""
+  """The batches that each gradient of a sum was computed on."""
   if data is None or not member.get("data"):
     return batches(member)
   return np.split(data.indices(_spans(member)), member["count"])

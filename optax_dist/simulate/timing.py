@@ -17,7 +17,7 @@ INTERVAL = (100 - LEVEL) / 2, 50 + LEVEL / 2
 class Timing(NamedTuple):
   """The outcome of a simulation of N replicas over S steps.
 
-  It ends with the last step, also if replicas fail or return after that.
+  The simulated time ends with the last step, even if replicas fail or return later.
 
   Attributes:
     commit_times: when each step was committed, seconds, float64 `[S]`.

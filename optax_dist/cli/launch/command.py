@@ -115,9 +115,9 @@ def _env(args: argparse.Namespace) -> dict[str, str]:
     return variables
   if args.processes_per_replica > 1:
     return variables  # JAX keeps what the first process compiles.
-  # Each host has its own: its processors may be others.
+  # Each host has its own folder, since its processors may differ.
   path = args.output.resolve() / _COMPILED / socket.gethostname()
-  # By default JAX keeps only what takes more than a second.
+  # By default JAX keeps only programs that take more than a second to compile.
   least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
   return variables | {folder: str(path), least: os.environ.get(least, "0")}
 
@@ -190,7 +190,7 @@ def _locked(folder: pathlib.Path, rank: int) -> locks.Lock:
     except locks.Held as error:
       if error.lives:
         raise
-      # Another launcher was killed just now, and its replicas are about to end.
+      # The other launcher was just killed, and its replicas are about to end.
       return locks.Lock(path, _KILLED_WITHIN, if_in_doubt=True)
   except locks.Held as error:
     raise errors.CommandError(

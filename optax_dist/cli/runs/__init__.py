@@ -1,1 +1,1 @@
-"""``optax-dist watch``: what a journal says about a run."""
+"""``optax-dist watch``: shows a run from its journal."""

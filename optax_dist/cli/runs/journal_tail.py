@@ -52,7 +52,7 @@ class Tail:
     age = max(0.0, time.time() - stat.st_mtime)
     self.age = age if before is None else min(age, now - before)
     if stat.st_ino != self._inode or stat.st_size < self._offset:
-      # It is another file, as of a job that was started anew.
+      # The file was replaced, as by a job that was started anew.
       self._offset, self._inode = 0, stat.st_ino
     return self._records(file)
 
@@ -61,7 +61,7 @@ class Tail:
       file.seek(self._offset)
       for line in file:
         if not line.endswith(b"\n"):
-          return  # It is being written.
+          return  # The line is still being written.
         self._offset += len(line)
         if line.strip():
           record, wrong = journal.parse(line)

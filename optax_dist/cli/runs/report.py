@@ -20,7 +20,7 @@ were lost, it also tells what was kept, and what each loss has cost."""
 
 # A table with many columns is of no use.
 _REPLICAS = 12
-# The characters of all that says what a category is, and of a column of shares.
+# The width, in characters, of a category's description, and of a column of shares.
 _IS, _SHARE = 72, 8
 
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sentence(cost: losses.Losses) -> str:
-  """What losses have cost, as a sentence."""
+  """The cost of losses, as a sentence."""
   count = (
     f"{cost.losses} {'loss' if cost.losses == 1 else 'losses'} of a replica"
   )

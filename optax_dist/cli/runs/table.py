@@ -27,7 +27,7 @@ def table(numbers: RunNumbers, width: int) -> str:
   """The current state of a run.
 
   Args:
-    numbers: those of its journal.
+    numbers: the numbers of its journal.
     width: width of the terminal, in characters; a narrow one hides the least
       important columns.
   """

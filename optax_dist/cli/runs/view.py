@@ -1,4 +1,4 @@
-"""A run that is followed: what a table and the page show of it."""
+"""The data of a run that a table and the page show."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _EVENTS = {
 
 
 class View:
-  """Keeps what is shown of a growing journal.
+  """The data shown from a growing journal.
 
   Attributes:
-    tail: of the journal.
+    tail: reads the journal.
     numbers: the numbers of the run.
-    lock: for the user, where several threads read it and show it.
+    lock: for callers with several threads that read and show it.
 
   Example:
     >>> view = View("run.jsonl")
@@ -66,7 +66,7 @@ class View:
     )
 
   def read(self) -> None:
-    """Reads what is new in the journal."""
+    """Reads new lines of the journal."""
     self.update(self.tail.read(), self.tail.age)
 
   @property

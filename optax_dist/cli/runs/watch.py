@@ -21,7 +21,7 @@ dropped, how long it computes and waits, when it was last seen, and which ones
 the others wait for. Ends with the run, or at Ctrl-C."""
 
 _POLL_SECONDS = 0.5
-_CLEAR = "\x1b[2J\x1b[H"  # Of a terminal, from the top.
+_CLEAR = "\x1b[2J\x1b[H"  # Clears a terminal.
 
 
 def add_parser(commands) -> None:

@@ -108,7 +108,7 @@ def _show(timing) -> None:
 def _predict(args: argparse.Namespace, recorded, strategy) -> tuple[str, bool]:
   """The recorded and the predicted pace in words, and whether to trust it."""
   own = args.failures == recorded.failures
-  # Those that were given have an exact rate.
+  # Failures from the command line have an exact rate.
   failures = ... if own else args.failures
   predicted = latency_source.predict(args, recorded, strategy, failures)
   measured = recorded.steps_per_second

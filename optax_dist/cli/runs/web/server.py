@@ -105,7 +105,8 @@ class Server:
       self._view.read()
       numbers = self._view.numbers
       if numbers.is_empty:
-        # Zeros of a host that has no journal would pass for those of the run.
+        # A host without the journal must not report zeros, which would pass for the
+        # run's numbers.
         return f"# {self._view.unwritten}\n"
       return prometheus.text(numbers.metrics())
 
@@ -167,7 +168,7 @@ class _Listener(http.server.ThreadingHTTPServer):
         return False
       self._since.pop(oldest, None)
       with contextlib.suppress(OSError):
-        oldest.shutdown(socket.SHUT_RDWR)  # So its thread ends.
+        oldest.shutdown(socket.SHUT_RDWR)  # Ends the connection's thread.
     self._since[request] = time.monotonic()
     return True
 
@@ -177,7 +178,7 @@ class _Listener(http.server.ThreadingHTTPServer):
     super().shutdown_request(request)
 
   def server_bind(self) -> None:
-    # Not that of `HTTPServer`, which asks for the name of the host.
+    # Not `HTTPServer.server_bind`, which looks up the host's name.
     socketserver.TCPServer.server_bind(self)
     self.server_port = self.server_address[1]
 
