@@ -103,7 +103,7 @@ class GroupInbox(inbox.TrainingInbox):
     )
     while not (ready() or self.is_over or ends):
       if not self._leads:
-        ends = self._follow(timeout + self._timeout)
+        ends = self._follow(timeout + self._timeout, gives_up)
         continue
       left = self._wait_for(goes_on, left)
       if self.failure is None:
@@ -123,9 +123,15 @@ class GroupInbox(inbox.TrainingInbox):
     self._enqueue(commands.Advance(self._calls, events, flag))
     self._apply(events)
 
-  def _follow(self, timeout: float) -> bool:
+  def _follow(
+    self, timeout: float, look: Callable[[], bool] = lambda: False
+  ) -> bool:
     """Applies as many events as process 0 did; returns its decision."""
-    ready = lambda: bool(self._advances) or self.failure is not None
+
+    def ready() -> bool:
+      look()  # Process 0 decides, and this process has seen a signal, too.
+      return bool(self._advances) or self.failure is not None
+
     self._wait_for(ready, timeout)
     if self.failure is not None:
       return False

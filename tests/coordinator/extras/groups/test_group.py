@@ -380,3 +380,12 @@ def test_processes_at_different_calls_are_reported():
   late = GroupInbox(states.State(0, {}), print, False, 0.1, print)
   late.sync()
   assert "did not come to the same place" in str(late.failure)
+
+
+def test_a_process_that_waits_for_process_0_looks_whether_it_has_to_leave():
+  """Otherwise it says that its program does not look, and will be killed."""
+  looked = []
+  seen = GroupInbox(states.State(0, {}), print, False, 5.0, print)
+  seen.notify(commands.Advance(0, 0, True))
+  assert not seen.wait(lambda: False, 60.0, lambda: bool(looked.append(1)))
+  assert looked
