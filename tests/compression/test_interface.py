@@ -68,7 +68,7 @@ def test_bits_per_number_are_as_documented():
 
 @every_method
 def test_the_state_keeps_its_types(name):
-  """This allows steps in a loop of the compiler."""
+  """Steps may be repeated in a loop of the compiler."""
   method = _METHODS[name]
   gradients = _gradients()
   state = method.init(gradients)

@@ -361,7 +361,7 @@ def test_only_complete_checkpoints_are_the_latest(tmp_path, caplog):
 
 
 def test_latest_checkpoint_is_of_the_run_that_saved_last(tmp_path):
-  """This holds for checkpoints saved by `checkpoint.save`, too."""
+  """Each run saves with `checkpoint.save`."""
 
   def train(steps):
     def run(replica):

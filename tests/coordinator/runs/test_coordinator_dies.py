@@ -267,7 +267,7 @@ def test_run_ends_though_the_coordinator_is_killed_at_its_end(place):
 
 
 def test_journal_records_the_end_of_the_run_once(place):
-  """This holds whether or not the first coordinator had time to write it."""
+  """The first coordinator may not have had time to write it."""
   log = place.journal.with_name("log")
   start = lambda: process.start(_SECRET.encode(), port=place.port, log=log)
   with start():
