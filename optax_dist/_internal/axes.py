@@ -108,7 +108,7 @@ def check_bound(
     names: the axis names that ``transform_name`` was built with.
     transform_name: the transform that needs the axes, for the message:
       ``"cross_shard"``.
-    remedy: what the message says about plain ``jax.jit``, unless ``transform_name`` is
+    remedy: the message's advice for plain ``jax.jit``, unless ``transform_name`` is
       simply unnecessary there.
 
   Returns:
@@ -175,7 +175,7 @@ def known_to_vary(x: Any) -> frozenset[AxisName]:
 
 
 def tracked_axes(names: Iterable[AxisName]) -> frozenset[AxisName]:
-  """Returns those of the (bound) axes that are tracked."""
+  """Returns the tracked axes among the given (bound) axes."""
   return frozenset(name for name in names if is_tracked(name))
 
 
@@ -243,7 +243,7 @@ def when(predicate: Any, new: Callable[[], Any], old: Callable[[], Any]) -> Any:
   if predicate is True:
     return new()
   types = jax.eval_shape(old)
-  # Without tracked axes, asking for the types would only trace everything twice.
+  # Only with tracked axes, since the types take a second trace of everything.
   over = jax.tree.map(lambda _: (), types)
   if any(map(is_tracked, bound_axes())):
     over = jax.tree.map(

@@ -37,7 +37,7 @@ def count(
 
 
 def integer(value: Any) -> int | None:
-  """Returns an integer as an ``int``, and None for what is none.
+  """Returns an integer as an ``int``, and None for any other value.
 
   Example:
     >>> integer(3), integer(True), integer(3.0)
@@ -52,7 +52,7 @@ def integer(value: Any) -> int | None:
 
 
 def _is_bool(value: Any) -> bool:
-  # By name: this must not import NumPy.
+  # Compared by name, since this module must not import NumPy.
   return type(value).__name__ in ("bool", "bool_")
 
 
@@ -206,10 +206,10 @@ def rate_or_schedule(name: str, value: Any, *, positive: bool = False) -> None:
 
 @contextlib.contextmanager
 def structure(name: str, like: str) -> Iterator[None]:
-  """Says in JAX's errors about a tree's structure which argument it is.
+  """Names the argument in JAX's errors about the structure of a tree.
 
   Raises:
-    ValueError: if what is done in it fails.
+    ValueError: if the block raises a ValueError.
 
   Example:
     >>> with structure("specs", "`tree`"):
@@ -226,7 +226,7 @@ def structure(name: str, like: str) -> Iterator[None]:
 
 
 def transformation(name: str, value: Any) -> None:
-  """Checks for an optax transformation, or what is used like one.
+  """Checks for an optax transformation, or an object that is used like one.
 
   Raises:
     ValueError: if it is something else.

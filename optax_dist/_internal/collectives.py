@@ -173,8 +173,8 @@ def gather_replicas(
   # sharded.
   rows = x if x.ndim == 1 else x[None]
   if x.ndim == 1 and axes.platform() == "tpu":
-    # For sizes that aren't whole tiles, the TPU compiler uses an all-reduce
-    # with zeros, which moves twice the bytes.
+    # Padded to whole tiles: for other sizes the TPU compiler uses an all-reduce with
+    # zeros, which moves twice the bytes.
     rows = jnp.pad(x, (0, -x.size % (_TILE // x.dtype.itemsize)))
   every = gather_rows(rows, names)
   if x.ndim != 1:
@@ -237,8 +237,8 @@ def _axis_sum(over: tuple[axes.AxisName, ...]):
 
 
 def _split(names: tuple[axes.AxisName, ...]):
-  # Axes of vmap come first: they move nothing, and leave less to move. JAX
-  # rejects tracked and untracked axes in one psum anyway.
+  # Axes of vmap are summed first: that moves nothing, and leaves less to move. JAX
+  # rejects a psum over both tracked and untracked axes anyway.
   on_mesh = axes.mesh_axes()
   batched = tuple(name for name in names if name not in on_mesh)
   _check_vmap_collectives(batched)
@@ -287,7 +287,7 @@ def _sum_by_scatter(x: jax.Array, name: axes.AxisName, groups: Groups):
   """Under check_vma, psum rejects groups, but its two halves do not."""
   flat = jnp.ravel(x)
   size = len(groups[0])
-  # At least one element each: an empty array can't be scattered.
+  # Padded to at least one element each, since an empty array can't be scattered.
   flat = jnp.pad(flat, (0, -flat.size % size if flat.size else size))
   part = jax.lax.psum_scatter(flat, name, axis_index_groups=groups, tiled=True)
   total = jax.lax.all_gather(part, name, axis_index_groups=groups, tiled=True)

@@ -1,7 +1,7 @@
 """Keyword arguments of ``update``, for an optimizer that all replicas share.
 
-Each replica passes its own loss. An optimizer whose state all replicas share must
-get the same from all of them, or their parameters would drift apart.
+Each replica passes its own loss. An optimizer whose state all replicas share must get
+the same value on all of them; otherwise their parameters would drift apart.
 """
 
 import functools
@@ -84,7 +84,7 @@ def of_all(
   extra_args: dict[str, Any],
   counts: jax.Array | None = None,
 ) -> dict[str, Any]:
-  """Returns one replica's arguments as those of all: what optax names is averaged.
+  """Returns arguments that are equal on all replicas: those that optax names, averaged.
 
   Args:
     names: the bound axes over the replicas.
@@ -143,7 +143,8 @@ def _mean_gradient(
 ) -> Callable[..., Any]:
   @functools.wraps(fun)
   def mean_gradient(params: Any, *args: Any, **kwargs: Any) -> Any:
-    # With respect to parameters of its own, or JAX would have summed it.
+    # Differentiated by parameters of this replica's own: JAX would sum the gradient of
+    # replicated ones.
     return mean(fun(axes.cast_to_varying(params, names), *args, **kwargs))
 
   return mean_gradient

@@ -170,7 +170,7 @@ def _add_slices(into, grad, weight) -> tuple[SparseSum, jax.Array]:
     used.astype(jnp.float32),
   )
   merged = merge(jax.tree.map(lambda *x: jnp.concatenate(x), into, new))
-  # Unused slots come last, so the first one after the capacity represents all.
+  # Unused slots come last, so it is enough to check the first slot after the capacity.
   fits = merged.indices[capacity] == UNUSED
   return jax.tree.map(lambda x: x[:capacity], merged), fits
 

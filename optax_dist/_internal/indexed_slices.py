@@ -84,8 +84,8 @@ class IndexedSlices:
   # The indices as an opaque leaf, or what JAX puts in its place.
   _rows: Any
 
-  # NumPy would add the slices to each element of an array; so it leaves all of
-  # it to `__radd__`.
+  # Without this, NumPy would add the slices to each element of an array, instead of
+  # calling `__radd__`.
   __array_ufunc__ = None
 
   def __init__(
@@ -313,7 +313,7 @@ def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
   first = jnp.concatenate([jnp.ones(1, bool), indices[1:] != indices[:-1]])
   slot = jnp.cumsum(first, dtype=jnp.int32) - 1
   values = _gathered(jnp.where(slices.valid, slices.values, 0))[order]
-  # `jax.ops.segment_sum` can't be told how its result is sharded.
+  # Not `jax.ops.segment_sum`, which has no argument for the sharding of its result.
   values = (
     jnp.zeros_like(values)
     .at[slot]
@@ -429,7 +429,7 @@ def lookup_value_and_grad(
 def _sharding(x: jax.Array, *others: jax.Array) -> NamedSharding | None:
   """Returns the sharding of ``x`` if it, or another, is sharded over Explicit axes.
 
-  Over these, JAX wants to be told how the result of an indexing is sharded.
+  Over Explicit axes, JAX requires the sharding of an indexing's result.
   """
   for y in (x, *others):
     mesh = jax.typeof(y).sharding.mesh

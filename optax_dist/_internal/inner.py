@@ -1,15 +1,15 @@
 """The transformation inside a transform: what is checked wherever one is called.
 
-Optax passes extra keyword arguments from transformation to transformation, and
-each takes those that it knows. So a misspelled one reaches the last and is
-ignored silently. The signature of an inner transformation does not say which
-ones it knows: a chain accepts any. To find out which it *uses*, it is traced
-with an argument that can't be used.
+Optax passes extra keyword arguments from transformation to transformation, and each
+takes the arguments that it knows. So a misspelled argument passes through all of them
+and is ignored silently. The signature of an inner transformation does not show which
+arguments it knows: a chain accepts any. To find out which arguments it *uses*, it is
+traced with a value that can't be used.
 
-A parameter without a gradient (None) is left alone by optax's transformations, but
-some drop what they keep for it: the momentum in the new state is None. A state that
-changes its structure can't pass a conditional, a scan or a checkpoint, and a later
-gradient of that parameter finds no momentum.
+Optax's transformations ignore a parameter without a gradient (None), but some drop its
+state: its momentum in the new state is None. A state that changes its structure can't
+pass a conditional, a scan or a checkpoint, and a later gradient of that parameter finds
+no momentum.
 """
 
 import difflib
@@ -114,7 +114,7 @@ def check_used(
     update: the ``update`` of the inner transformation.
     args: the arguments it is called with.
     extra_args: the keyword arguments that ``transform_name`` itself does not take.
-    known: those that it does take, for the message.
+    known: the arguments that it does take, for the message.
 
   Raises:
     TypeError: if one is never used, and isn't one that training loops pass to
@@ -125,7 +125,7 @@ def check_used(
     try:
       jax.eval_shape(lambda probed=probed: update(*args, **probed))
     except Exception:
-      # It is used; or the call itself will report what is wrong.
+      # The argument is used; or the call itself will report its fault.
       continue
     close = difflib.get_close_matches(name, list(known), n=1)
     hint = f" Did you mean `{close[0]}`?" if close else ""
@@ -141,7 +141,7 @@ def _explanation(
   names: tuple[axes.AxisName, ...],
   error: str,
 ) -> str | None:
-  """Returns what a TypeError of the inner transformation means, or None."""
+  """Returns an explanation of a TypeError of the inner transformation, or None."""
   if "missing" in error and "required" in error:
     what = ", which gets no keyword arguments," * (argument == "outer")
     return (
@@ -166,4 +166,4 @@ def _keep(old: Any, new: Any) -> Any:
   try:
     return jax.tree.map(lambda x, y: x if y is None else y, old, new)
   except ValueError:
-    return new  # Not only parts that are None.
+    return new  # The structures differ by more than parts that are None.

@@ -23,8 +23,8 @@ def names(
 
   `__getattr__` imports, by name, what the package imports for type checkers: the
   block under `if TYPE_CHECKING`. Besides, it finds the modules of the package, so
-  that `package.module` works without an import. `__dir__` has what is public, the
-  package's `__all__`, and nothing else.
+  that `package.module` works without an import. `__dir__` lists only public names, the
+  package's `__all__`.
 
   Args:
     package: the package's `__name__`. Its `__init__.py` is read at the first use of

@@ -8,7 +8,7 @@ axis, but not why. ``jax.grad`` sums the gradient of a replicated parameter, a
 mean over the replicas is also equal on all of them, and the two have the same
 type. They differ in the traced program, so this module reads it, backwards from
 the value. It needs a program, as under ``jax.jit`` or ``jax.pmap``; values
-computed eagerly have no origin. docs/ordering.md says what is seen and what is not.
+computed eagerly have no origin. docs/ordering.md lists what this analysis can detect.
 """
 
 import contextvars
@@ -30,7 +30,7 @@ _known_equal_axes: contextvars.ContextVar[frozenset[axes.AxisName]] = (
 )
 
 Origin = Literal["gradient", "caller"]
-# What the origin of a value shows, in order.
+# Findings about the origin of a value, from the weakest to the strongest.
 _NONE, _CALLER, _GRADIENT = range(3)
 
 # Operations that keep the elements of an array, all of them or some.
@@ -71,18 +71,19 @@ def given_equal(
 
 
 class Known:
-  """What is known of a program's values.
+  """Findings about a program's values.
 
-  Calls for several values of a program share it, so that what many of them depend
-  on is read once.
+  Searches for several values of a program share it, so that a common dependency is read
+  only once.
   """
 
   def __init__(self, is_specified: bool = False) -> None:
-    # Whether the caller said which values are shards, so that no program has to.
+    # Whether the caller has specified which values are shards, so that the program need
+    # not be read for that.
     self.is_specified = is_specified
     self._calls: dict[Any, list[_Call]] = {}
-    # By question and by the key of a value: what is found, and the value, whose
-    # key is valid as long as it exists.
+    # The finding for each question and value's key; and the value, which is kept alive
+    # because its key is valid only as long as it exists.
     self._answers: dict[Any, dict[Any, tuple[int, _Value]]] = {}
 
   def search(self, x: Any, question: Any, read: "_Read") -> int:
@@ -138,7 +139,7 @@ def origin_of(
   Args:
     x: an array that does not vary over the axis, by its type.
     name: name of the bound and tracked axis.
-    known: what is known of other values; it is added to.
+    known: findings about other values, which are extended.
 
   Returns:
     ``"gradient"`` if ``jax.grad`` summed any part of it; ``"caller"`` if every
@@ -203,7 +204,7 @@ def check_whole(
     what: the transform and its gradient, for the message.
     x: an array.
     names: names of bound axes.
-    remedy: what follows from it, and what to do.
+    remedy: the consequence and the remedy, for the message.
     known: see :func:`is_scattered`.
 
   Raises:
@@ -257,7 +258,7 @@ def _is_made_by(
   question: Any,
   known: Known | None,
 ) -> bool:
-  """Whether the elements of a value come, one by one, from such an operation."""
+  """Whether each element of a value is an element of such an operation's result."""
 
   def read(value: _Value, known: Known) -> tuple[int, list[_Value]]:
     if makes(value):

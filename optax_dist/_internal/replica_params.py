@@ -39,7 +39,7 @@ class Leaves:
     return [leaves[i] for i in self.at]
 
   def among(self, indices: Iterable[int]) -> "Leaves":
-    """Returns those of these leaves that are also among ``indices``."""
+    """Returns the leaves that are also among ``indices``."""
     others = set(indices)
     return Leaves(self.treedef, [i for i in self.at if i in others])
 
@@ -192,9 +192,9 @@ def common(
     if jnp.issubdtype(x.dtype, jnp.number):
       numbers.append(i)
     else:
-      # There is no sum of booleans and of random keys.
+      # Booleans and random keys can't be summed, so they are gathered.
       leaves[i] = collectives.gather_rows(x[None], names)[0]
-  # With "where", since other replicas may hold NaN.
+  # "where" instead of a product with 0, since other replicas may hold NaN.
   firsts = [
     jnp.where(is_first, leaves[i], jnp.zeros_like(leaves[i])) for i in numbers
   ]

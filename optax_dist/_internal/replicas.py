@@ -39,8 +39,8 @@ class Replicas:
     transform_name: the transform, for messages.
     names: names of the axes over the replicas.
     number: their number; None for the size of the axes.
-    model_axes: further axes, over which each replica's parameters are sharded;
-      None for those that types show.
+    model_axes: further axes, over which each replica's parameters are sharded; None for
+      the axes that types show.
     argument: the transform's name for the number.
   """
 
@@ -221,7 +221,7 @@ class Replica:
         are included, besides ``model_axes``.
 
     Raises:
-      ValueError: if it can't be told over which axes the model is sharded.
+      ValueError: if the axes over which the model is sharded can't be determined.
     """
     self._check_model_axes()
     over = axes.all_varying_axes((flag, dense_values(like)))

@@ -1,15 +1,15 @@
-"""A map whose results are checked: what is declared equal on all replicas must be.
+"""A map that checks its results: those declared equal on all replicas must be equal.
 
-``jax.shard_map`` with ``check_vma=False`` takes the word of its ``out_specs``: an array
-with different values on each device then says that it is replicated, and nobody notices
-that the replicas train different models. ``check_vma=True`` refuses that by type, but
-also refuses right programs: a loop from zeros, zeros like a gradient. So this module
+``jax.shard_map`` with ``check_vma=False`` trusts its ``out_specs``: an array with
+different values on each device may be declared as replicated, and then the replicas
+train different models without any error. ``check_vma=True`` refuses that by type, but
+also refuses correct programs: a loop from zeros, zeros like a gradient. So this module
 follows each value of the traced program, from the arguments that differ between
 replicas to the results. A collective over an axis makes a value equal along it; the
 results of every other operation differ where its operands do.
 
 It also finds communication that only some replicas may reach, in a branch or a loop
-that each takes by its own values: replicas that disagree hang, or end the process.
+that depends on a replica's own values: replicas that disagree hang, or end the process.
 """
 
 import functools
@@ -27,14 +27,14 @@ from optax_dist._internal import axes
 Origins = frozenset[tuple[axes.AxisName, Hashable]]
 
 _EQUAL: Origins = frozenset()
-#: Where the index of a replica comes from, which is no argument.
+#: The origin of a replica's index, which is no argument.
 _INDEX = "axis_index"
-#: The same for what Python computes for each device, which may draw or count.
+#: The origin of a host callback's results, which may differ on each device.
 _HOST = "io_callback"
-#: What a sum in groups adds to the origins of values that differ.
+#: The origin that a sum in groups adds, whose results may differ between groups.
 GROUPS = "axis_index_groups"
 
-#: What only JAX's types show: it can't tell that values are equal.
+#: The origin of values that only JAX's types show as possibly different.
 TYPES = "types"
 
 # Collectives whose result is equal along their axes.
@@ -120,8 +120,8 @@ def shard_map(
       )
     ]
     walk = _Walk()
-    # Tracers that the function closes over come first. They are from outside of the
-    # map, and so the same for all.
+    # Tracers that the function closes over come first. They come from outside of the
+    # map, so they are equal on all replicas.
     closed_over = len(traced.jaxpr.jaxpr.invars) - len(leaves)
     leaves = [_EQUAL] * closed_over + leaves
     of_results = walk.results(traced.jaxpr, leaves, _EQUAL)
@@ -177,10 +177,11 @@ def _by_leaf(prefix: Any, tree: Any) -> list[Any]:
 
 
 class _Walk:
-  """Follows the values of a program and of those in it.
+  """Follows the values of a program and of its inner programs.
 
   Attributes:
-    divergences: by collective, what decides whether a replica reaches it.
+    divergences: for each collective, the origins that decide whether a replica reaches
+      it.
   """
 
   def __init__(self) -> None:
@@ -194,10 +195,10 @@ class _Walk:
     Args:
       program: a jaxpr, with its constants or without.
       args: the origins of its arguments.
-      control: those of the conditions under which it runs.
+      control: the origins of the conditions under which it runs.
     """
     jaxpr = getattr(program, "jaxpr", program)
-    # A constant is the same for all: what a replica has of its own is an argument.
+    # A constant is equal on all replicas, since a replica's own values are arguments.
     known = dict.fromkeys(jaxpr.constvars, _EQUAL)
     known |= dict(zip(jaxpr.invars, args, strict=True))
 
@@ -229,7 +230,7 @@ class _Walk:
       return self.results(programs[0], operands, control)
     together = _union(operands)
     if programs:
-      # What runs when is not known.
+      # The order in which the inner programs run is not known.
       for program in programs:
         args = [together] * len(program.invars)
         of_body = self.results(program, args, control | together)
@@ -322,7 +323,7 @@ class _Walk:
 def _until_settled(
   again: Callable[[list[Origins]], list[Origins]], carry: list[Origins]
 ) -> list[Origins]:
-  """Returns the origins of what a loop carries, after any number of iterations."""
+  """Returns the origins of a loop's carry, after any number of iterations."""
   while True:
     new = [old | x for old, x in zip(carry, again(carry), strict=True)]
     if new == carry:
@@ -336,7 +337,7 @@ def _sources(program: Any) -> list[Hashable]:
   at: dict[Any, int] = {v: i for i, v in enumerate(jaxpr.invars)}
   is_literal = lambda v: isinstance(v, jax.extend.core.Literal)
   return [
-    # Each of the others differs from all.
+    # Any other result counts as different from all arguments.
     object() if is_literal(v) else at.get(v, object())
     for v in jaxpr.outvars
   ]

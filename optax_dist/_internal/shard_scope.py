@@ -13,11 +13,11 @@ from optax_dist._internal import axes
 
 
 class Scope(NamedTuple):
-  """What a transformation gets.
+  """The context in which a transformation is called.
 
   Attributes:
     names: the axes over which all leaves are one replica's parts; usually none.
-    is_inspection: whether this trace is only looked at: nothing may communicate.
+    is_inspection: whether this trace is only inspected, so that it may not communicate.
   """
 
   names: tuple[axes.AxisName, ...] = ()

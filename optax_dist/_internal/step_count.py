@@ -79,7 +79,7 @@ def counted(
 
 
 def counted_outside(init: Callable[[Any], Any]) -> Callable[[Any], Any]:
-  """Returns the `init` of what is inside a transform with a global step."""
+  """Returns the `init` of a transformation inside a transform with a global step."""
 
   def init_fn(params: optax.Params) -> Any:
     token = _is_counted_outside.set(True)

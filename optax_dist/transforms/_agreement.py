@@ -1,4 +1,4 @@
-"""Errors for replicas that would not agree on what is declared equal."""
+"""Errors for results that are declared equal on all replicas, and are not."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from optax_dist._internal.replication import (
   Divergence,
 )
 
-#: What the results of a step are, for messages and remedies.
+#: The kinds of a step's results, for messages and remedies.
 PARAMS, STATE, VARIABLES = "parameters", "parts of the state", "variables"
 
 _MAX_NAMED = 3
@@ -25,7 +25,7 @@ class Refusal:
   Attributes:
     transform_name: the function with the step, for the message.
     names: names of the axes over the replicas.
-    outputs: by result of the step, what it is.
+    outputs: the kind of each result of the step.
   """
 
   transform_name: str

@@ -41,7 +41,7 @@ class OuterGradient:
   mix: float = 0.0
 
   def init(self, center: Any) -> CompressionState:
-    """Returns what is kept from round to round, for such parameters."""
+    """Returns the compression's state, which is kept from round to round."""
     if self.compression is None:
       return CompressionState(None, None, jnp.zeros([], jnp.int32))
     return self.compression.init(replica_params.unmoved(center))
@@ -60,12 +60,12 @@ class OuterGradient:
       me: the replica.
       leaves: the parameters that take part.
       center: the common start of all parameters.
-      points: where this replica's parameters that take part are now.
-      kept: what was kept from the last round.
+      points: this replica's parameters that take part.
+      kept: the compression's state from the last round.
 
     Returns:
-      The mean of each parameter that takes part, what to keep for the next round,
-      and whether this replica is finite (boolean scalar).
+      The mean of each parameter that takes part, the compression's state for the next
+      round, and whether this replica is finite (boolean scalar).
     """
     start = leaves.of(center)
     gaps = [c - cast_like(x, c) for x, c in zip(points, start, strict=True)]
@@ -80,8 +80,8 @@ class OuterGradient:
     mean, new = aggregate(self.compression, tree, kept, me.of.names)
     decay = self.compression.error_feedback
     if self.mix and decay is not None:
-      # This share of what the round left out stays in the replica's own
-      # parameters, and is part of the next round's change.
+      # A share `mix` of the residual stays in the replica's own parameters, and so is
+      # part of the next round's change already.
       residual = jax.tree.map(
         lambda left, before: (1 - self.mix) * left + self.mix * decay * before,
         new.residual,
@@ -105,9 +105,9 @@ def outer_step(
     outer: the outer transformation.
     leaves: the parameters that take part.
     center: the start of all parameters.
-    gradient: the outer gradient of those that take part.
-    state: the outer transformation's.
-    only: masks what the outer transformation does not see.
+    gradient: the outer gradient of the parameters that take part.
+    state: the state of the outer transformation.
+    only: masks the parameters that the outer transformation does not get.
   """
   start = only(center)
   # Parameters that do not take part have not moved.

@@ -1,7 +1,7 @@
-"""Models with variables that are not trained: what to train, and what to carry along.
+"""Models with variables that are not trained: which to train, and which to carry along.
 
 A Flax module with batch normalization or dropout has more than parameters. An optimizer
-that got all of it would decay a variance, and its running statistics would never move.
+that got all variables would decay a variance, and running statistics would never move.
 So a step trains the parameters, and carries the other variables from step to step,
 equal on all replicas.
 """
@@ -37,11 +37,11 @@ class Arrays:
   def call(
     self, loss: Callable[..., Any], has_aux: bool, trained: Any, *args: Any
   ) -> tuple[Any, tuple[Any, Any]]:
-    """Returns the loss, the new variables, and what it returns besides.
+    """Returns the loss, the new variables, and the loss's auxiliary result.
 
     Args:
       loss: the loss.
-      has_aux: whether it returns something besides.
+      has_aux: whether the loss has an auxiliary result.
       trained: the parameters.
       *args: the variables of this replica, and the batch.
     """
@@ -101,10 +101,10 @@ class Collections(Arrays):
 
 
 def split(transform_name: str, params: Any) -> tuple[Arrays, Any, Any]:
-  """Returns a hashable form of a model, what is trained, and what is carried along.
+  """Returns a hashable form of a model, its parameters, and its other variables.
 
   Args:
-    transform_name: the function that it is passed to, for messages.
+    transform_name: the function that the model is passed to, for messages.
     params: arrays; an nnx module; or the collections of a linen module.
 
   Raises:
@@ -112,7 +112,7 @@ def split(transform_name: str, params: Any) -> tuple[Arrays, Any, Any]:
   """
   nnx = sys.modules.get("flax.nnx")
   if nnx is not None:
-    # By type, in each step: asking nnx for instances is slow.
+    # Compared by type: this runs in each step, and nnx's instance checks are slow.
     is_node = lambda x: issubclass(type(x), nnx.Module | nnx.Variable)
     types = set(map(type, jax.tree.leaves(params, is_leaf=is_node)))
     if any(issubclass(t, nnx.Module) for t in types):
@@ -160,8 +160,8 @@ def of_all(
 ) -> Any:
   """Returns the new variables, equal on all replicas.
 
-  Floating-point ones, such as running statistics, are averaged. Keys of random
-  streams stay, and what counts their draws is equal already.
+  Floating-point variables, such as running statistics, are averaged. Keys of random
+  streams stay, and the counters of their draws are equal already.
 
   Args:
     transform_name: the function, for messages.

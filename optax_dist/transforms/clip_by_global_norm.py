@@ -116,7 +116,7 @@ def _factor(
 ) -> jax.Array:
   """The factor for all leaves: 1 if there is nothing to clip."""
   squares = [_sum_of_squares(leaf) for leaf in leaves]
-  # float64 if any of them is.
+  # In float64 if any leaf is.
   dtype = np.result_type(np.float32, *(square.dtype for square in squares))
   groups: dict[Names, jax.Array] = {}
   for square, sharded in zip(squares, over, strict=True):

@@ -318,7 +318,7 @@ class _Elastic:
     pulls: list[jax.Array],
     state: ElasticAverageState,
   ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """What a replica gives up, and what the center gets: the sum over the replicas."""
+    """The change of a replica, and that of the center: the sum over the replicas."""
     if self.compression is None:
       return pulls, me.sum(pulls)
     # In a tree of all parameters, for keys by their places.

@@ -175,7 +175,7 @@ def moved(state: ParamsEmaState, params: optax.Params) -> Any:
       state.pending_rate, (*jnp.shape(state.pending_rate), *ones)
     ).astype(average.dtype)
     new = average - rate * (average - precision.cast_like(param, average))
-    # Where nothing is to move, not even a parameter that is NaN has an effect.
+    # "where", so that a NaN in the parameter has no effect if nothing is to move.
     return jnp.where(rate == 0, average, new)
 
   return jax.tree_util.tree_map_with_path(

@@ -165,7 +165,7 @@ class _Sharded:
     try:
       self._check(params, params, count, {})
     except Exception as error:
-      # If it needs further arguments, or axes, it is checked in the update.
+      # The check may fail for lack of arguments or axes; then the update checks again.
       if isinstance(error.__cause__, elementwise.NotElementwise):
         raise
     is_part = _is_part(self.inner, params, count)
@@ -300,7 +300,7 @@ def _shapes_key(tree: Any) -> Any:
 
 
 def _struct(x: Any) -> jax.ShapeDtypeStruct:
-  # As if an empty leaf had an element, like its parts.
+  # An empty leaf counts as having one element, like its parts.
   shape = tuple(max(1, dim) for dim in jnp.shape(x))
   return jax.ShapeDtypeStruct(shape, jnp.result_type(x))
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as _core
 
-#: Each element of the result depends only on that element of the operands.
+#: Operations whose result depends, element by element, on the operands.
 _ELEMENTWISE = frozenset(
   """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e
   bessel_i1e bitcast_convert_type cbrt ceil clamp clz complex conj
@@ -30,7 +30,7 @@ _ELEMENTWISE = frozenset(
 )
 _SHAPES_ONLY = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-#: Whose functions call those of a transformation, but aren't its own.
+#: The folder of JAX: its functions in a traceback aren't the transformation's own.
 _JAX = os.path.dirname(jax.__file__) + os.sep
 
 
@@ -38,9 +38,9 @@ class NotElementwise(Exception):
   """An operation that mixes elements: its name and its effect."""
 
 
-# What a value of a program is: one number, or an array filled with it; another array
-# that no leaf is in; a part of a leaf, or computed from its elements one by one; or
-# a NotElementwise that says why it is none of these.
+# The kind of a program's value: a single number, or an array filled with it; another
+# array that depends on no leaf; a part of a leaf, or computed from its elements one by
+# one; or a NotElementwise with the reason why it is none of these.
 _Kind = str | NotElementwise
 _NUMBER, _OWN, _PART = "number", "own", "part"
 
@@ -71,10 +71,10 @@ def check(
     wholes: the types of its arguments, with the whole leaves.
     parts: the same, with flat parts of the leaves.
     is_part: which of the arrays in the arguments are leaves or mirror them.
-    out_is_part: which of those in the results should mirror them.
+    out_is_part: which of the arrays in the results should mirror leaves.
 
   Raises:
-    NotElementwise: if it does not, or if that can't be determined.
+    NotElementwise: if the function does not, or if that can't be determined.
   """
   whole = jax.make_jaxpr(fun)(*wholes)
   try:
@@ -184,9 +184,9 @@ def _constant(value: Any) -> tuple:
 def _operations(program: Any) -> Iterator[tuple[tuple, Any]]:
   """Yields a program's operations in order, each followed by those that it calls.
 
-  For each, what it does and with which values, whatever their shapes, and its
-  equation; at the end the results, without an equation. Broadcasts of numbers are left
-  out: if a leaf is a scalar, only the program with its parts has these.
+  Each is described by its kind and operands, without shapes, and comes with its
+  equation; the results come last, without an equation. Broadcasts of numbers are left
+  out: if a leaf is a scalar, only the program on parts has them.
   """
   jaxpr = getattr(program, "jaxpr", program)
   consts = map(_constant, getattr(program, "consts", ()))

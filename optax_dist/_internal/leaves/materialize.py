@@ -34,9 +34,9 @@ def materialize(tree: Any) -> Any:
     return tree
   treedef: Any
   leaves, treedef = jax.tree.flatten(tree)
-  # Not `jax.lax.cond`: converting its predicate to an index is a kernel. The
-  # compiler removes a conditional with a known index or equal branches, and the
-  # barriers, which are no kernels, only after that.
+  # Not `jax.lax.cond`, whose conversion of the predicate would take a kernel. The
+  # barriers keep the compiler from removing a conditional with a known index or equal
+  # branches; they are no kernels, and are removed later.
   index = jax.lax.optimization_barrier(jnp.asarray(1, jnp.int32))
   branches = tuple(
     jax.make_jaxpr(fun)(leaves)

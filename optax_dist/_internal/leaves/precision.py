@@ -61,10 +61,10 @@ def wide_dtype(like: Any, given: Any = None) -> jnp.dtype:
 
 
 def for_sums(x: jax.Array) -> jax.Array:
-  """Returns an array in a dtype in which many of them can be added up.
+  """Returns an array in a dtype in which many such arrays can be added up.
 
-  That is its own, or float32 if it has less than 16 bits: a sum of eight numbers
-  is often too large for float8, or differs from them by less than its last bit.
+  That is the array's own dtype, or float32 if it has less than 16 bits: a sum of eight
+  numbers is often too large for float8, or loses the smaller ones by rounding.
 
   Args:
     x: a floating-point or complex array.

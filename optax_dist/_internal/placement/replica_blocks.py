@@ -1,7 +1,7 @@
 """One replica's block of a state: marking, extracting and restoring it.
 
-With it the same state passes through ``vmap``, ``pmap`` and ``shard_map``, a checkpoint
-and a change of the number of replicas.
+With these marks the same state passes through ``vmap``, ``pmap`` and ``shard_map``, a
+checkpoint and a change of the number of replicas.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-#: What to do if a replica does not see its own state.
+#: The remedy if a replica does not get its own state.
 PASS_STATE = (
   "Pass the state into the map with in_specs=optax_dist.states.state_specs(state,"
   " axis_name) for jax.shard_map, or in_axes=optax_dist.states.state_axes(state) for"
@@ -111,7 +111,7 @@ def as_block(value: Any, leading: bool) -> PerReplica:
 
 def row(tree: Any) -> Any:
   """Drops the leading axis, of size 1, of every array."""
-  # One operation; indexing would be several to trace and to compile.
+  # A single operation, while indexing would trace and compile several.
   return jax.tree.map(lambda x: jax.lax.squeeze(x, (0,)), tree)
 
 

@@ -336,7 +336,7 @@ class _Mirrors:
     return PartitionSpec(*replica, *spec)
 
   def check_shapes(self) -> None:
-    """Raises an error if the state's arrays are not those of the parameters."""
+    """Raises an error if the state's shapes don't match those of the parameters."""
     arrays = [x for x in self.others if jnp.issubdtype(x.dtype, jnp.inexact)]
     if self.is_sharded and not self.has_mirror and any(x.ndim for x in arrays):
       raise ValueError(
