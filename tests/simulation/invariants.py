@@ -1396,6 +1396,8 @@ class Checker:
     # to let it go; unless a loss lowers that.
     unseen = {p.index for p in self.world.all if p.over == "left"} - self.gone
     absent = 0 if setting.lower_on_loss else self.world.spared + len(unseen)
+    if not self.commits:  # Nor may a step have the gradient of another job.
+      absent += len({*setting.strangers} - self.gone)
     if left - absent < needed and setting.needed <= setting.replicas:
       return "too many have left"
     there = {p.index for p in living if p.name not in away}

@@ -23,7 +23,6 @@ class Known:
     epoch: epoch of the last coordinator that welcomed the replica; -1 for none.
     beginnings: how often the run had begun by then.
     nonce: nonce of that run; "" before.
-    run_id: identifies that run; "" before.
     read: how many committed steps the replica knows of.
     progress: the samples in these steps, if samples are leased.
     lineage: the runs that this run continues.
@@ -44,7 +43,7 @@ class Known:
       out: the list to which effects are appended.
     """
     self._process, self._has_data, self._out = process, has_data, out
-    self.epoch, self.beginnings, self.nonce, self.run_id = -1, 0, "", ""
+    self.epoch, self.beginnings, self.nonce = -1, 0, ""
     self.read, self.progress = start.step, start.progress
     self.lineage = start.lineage
     # The progress at each step from that of the replica's state on.
@@ -56,6 +55,11 @@ class Known:
     self._ends: float | None = None
     self.requested = 1
     self.lease: Spans = ()
+
+  @property
+  def run_id(self) -> str:
+    """Identifies the run, from its last beginning on."""
+    return run_id(self.nonce, self.beginnings)
 
   def offer(self, step: int) -> Start:
     """The replica's state as a start state, from which the run may begin again.
@@ -78,7 +82,6 @@ class Known:
     """
     self.epoch, self.beginnings = welcome.epoch, welcome.beginnings
     self.nonce = welcome.nonce
-    self.run_id = run_id(welcome.nonce, welcome.beginnings)
     self.read, self.progress = welcome.step, welcome.progress
     if welcome.anew:
       self._progress_at.clear()  # These were other steps with the same numbers.
