@@ -1,7 +1,7 @@
 """Packs small integers into bytes: fixed widths, and increasing positions.
 
-Each function is one program, as those of ``jax.numpy`` are: some twenty operations
-one by one would each be compiled where nothing around them is.
+Each function is a jitted program, like those of ``jax.numpy``: outside of ``jax.jit``,
+each of its some twenty operations would be compiled on its own.
 """
 
 import functools

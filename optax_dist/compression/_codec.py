@@ -1,4 +1,4 @@
-"""What the conversions of a leaf from floats to bytes share."""
+"""Helpers for the conversion of a leaf from floats to bytes."""
 
 from typing import Any
 

@@ -56,7 +56,8 @@ def gathered(
     there, wanted, leaves = taking_part(
       name, updates, state.residual, error_feedback
     )
-    # By its place in the tree, whichever gradients are None.
+    # A key for each place in the tree, so that it doesn't depend on which gradients are
+    # None.
     number = max(1, there.treedef.num_leaves)
     keys = jax.random.split(_own_key(seed, state, names), number)
     mine = [
@@ -72,7 +73,7 @@ def gathered(
         means[i] = mean.reshape(leaves[i].shape)
     residual = state.residual
     if error_feedback is not None:
-      # What is received of this replica's own.
+      # This replica's own update, as all replicas receive it.
       own = [
         decode_leaf(x, leaf.size).reshape(leaf.shape)
         for x, leaf in zip(mine, leaves, strict=True)
@@ -134,8 +135,8 @@ def messages(
 ) -> list[list[int]]:
   """Returns the indices of the leaves that are sent in one message.
 
-  That is all of them, unless types say that the shards of a model are equal in
-  some and not in others: those equal before must be so afterwards.
+  All leaves are sent in one message, unless types show that a model's shards are equal
+  in some leaves and differ in others: equal leaves must stay equal by type.
 
   Args:
     leaves: one replica's arrays.
@@ -159,17 +160,17 @@ def residuals_like(updates: Any, error_feedback: float | None) -> Any:
 def taking_part(
   name: str, updates: Any, residual: Any, error_feedback: float | None
 ) -> tuple[Leaves, list[jax.Array], list[jax.Array]]:
-  """Returns the leaves that are not None, and what is to be sent of them.
+  """Returns the leaves that are not None, and the values to send for them.
 
   Args:
     name: the method, for the message.
     updates: one replica's updates; a leaf of None does not take part.
-    residual: what was not sent before, in a tree like the updates.
-    error_feedback: its decay, or None.
+    residual: the parts that were not sent before, in a tree like the updates.
+    error_feedback: the decay of the residual, or None.
 
   Returns:
-    The leaves; a list of these, in float32, with the residuals added; and what can
-    be sent of that, as far as it is not too large for the leaf's dtype.
+    The leaves; a list of these, in float32, with the residuals added; and the same,
+    limited to numbers that are not too large for the leaf's dtype.
 
   Raises:
     TypeError: if a leaf is not floating-point.

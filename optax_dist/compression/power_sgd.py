@@ -76,7 +76,7 @@ def power_sgd(
     treedef: Any
     leaves, treedef = jax.tree.flatten(updates, is_leaf=lambda x: x is None)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
-    # In the place of its leaf: gradients may be None later.
+    # Each factor is in the place of its leaf, since a gradient may be None later.
     factors = treedef.unflatten(
       [_first_factor(x, rank, key) for x, key in zip(leaves, keys, strict=True)]
     )
@@ -207,7 +207,7 @@ def _means(
 def _next_start(factor: jax.Array, before: jax.Array) -> jax.Array:
   """The factor from which the next update starts; only directions matter."""
   largest = jnp.max(jnp.abs(factor), axis=0, keepdims=True)
-  # Of a column of zeros only zeros would follow, whatever the gradients are.
+  # A column of zeros is not used: it would stay zero, whatever the gradients are.
   usable = (largest > 0) & (largest < 2.0**100)
   return jnp.where(usable, factor / jnp.where(usable, largest, 1), before)
 

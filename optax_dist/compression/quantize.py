@@ -103,7 +103,7 @@ def quantize(
     codes = _bits.unpack(data[:, :width], bits, length(n)).astype(jnp.float32)
     whole = codes * 2 - 1 if bits == 1 else codes - most
     scales = _bits.bytes_to_floats(data[:, width:])
-    # Not above the scale by rounding, which may be the largest number there is.
+    # Clipped, since rounding could exceed the scale, which may be the largest number.
     levels = jnp.clip(whole / most, -1, 1)
     return (levels * scales).reshape(-1)[:n]
 

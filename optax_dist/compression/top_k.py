@@ -102,7 +102,7 @@ def top_k(
       codes = _bits.unpack(data[:, split:-4], bits, kept).astype(jnp.float32)
       scales = _bits.bytes_to_floats(data[:, -4:])
       last = jnp.where(jnp.signbit(scales), most - 1.0, most)
-      # Not above the scale by rounding, which may be the largest number there is.
+      # Clipped, since rounding could exceed the scale, which may be the largest number.
       levels = jnp.clip((codes * 2 - last) / last, -1, 1)
       values = levels * jnp.abs(scales)
     rows = jnp.zeros((data.shape[0], length), jnp.float32)

@@ -194,8 +194,7 @@ def adadelta(
   """
   hyperparameters.check_numbers(rho=rho, epsilon=epsilon)
   optimizer = rows.row_wise(
-    # Not optax.adadelta itself, which adds a weight decay of 0 times the
-    # parameters.
+    # Not optax.adadelta itself, since it adds a weight decay of 0 times the parameters.
     optax.chain(
       optax.scale_by_adadelta(
         hyperparameters.rounded(rho), hyperparameters.rounded(epsilon)

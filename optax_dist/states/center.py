@@ -279,7 +279,7 @@ def _resize(path: Any, x: Any, new: Any, old: int, num_replicas: int) -> Any:
 
 
 def _mean_of_finite(x: np.ndarray) -> np.ndarray:
-  """Averages over replicas; what is finite on none of them, over all."""
+  """Averages over the replicas with finite values; over all replicas if none has."""
   # A replica that was left out of exchanges must not spoil new ones.
   finite = np.isfinite(x)
   used = finite | ~finite.any(axis=0)

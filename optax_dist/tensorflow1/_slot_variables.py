@@ -32,7 +32,7 @@ ORDER = (
   "vhat",
   "momentum",
 )
-# What follows the variable's name in its moving average, which is no slot.
+# The suffix of a variable's moving average, which is no slot.
 AVERAGE = "ExponentialMovingAverage"
 
 
@@ -101,7 +101,7 @@ def find(
   common = set.intersection(*map(set, forms.values())) if forms else set()
   result = {}
   for variable, by_form in forms.items():
-    # All are of one optimizer, or, in the groups of a partition, each of its own.
+    # All variables have one optimizer, or with a partition each group has its own.
     fits = common or set(by_form)
     if len(fits) != 1:
       raise SlotsNotFoundError(
@@ -139,10 +139,10 @@ def _suffixes(known: frozenset[str], variable: str) -> dict[str, set[str]]:
 def _forms(
   known: frozenset[str], variable: str, slots: list[str], more: bool
 ) -> Iterator[tuple[Form, dict[str, str]]]:
-  """Yields the forms in which all of a variable's slots are there."""
+  """Yields the forms of names in which all of a variable's slots exist."""
   for scope, suffixes in _suffixes(known, variable).items():
     full = lambda rest, scope=scope: f"{scope}{variable}/{rest}"
-    # Those that are named after their slots.
+    # Variables that are named after their slots.
     for prefix in {
       suffix.removesuffix(slot)
       for suffix in suffixes

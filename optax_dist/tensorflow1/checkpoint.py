@@ -137,7 +137,7 @@ def restore_checkpoint(
   updates = variables.scalar("iter", scopes, None)
   if global_step is None:
     global_step = variables.step(updates)
-  # Keras counts by itself. (In RETURNN's wrapper of it, its count stays 0.)
+  # Keras has a count of its own. (In RETURNN's wrapper, that count stays 0.)
   count = int(updates or 0) or global_step
 
   def restored(key_path: Any, leaf: Any) -> Any:
@@ -259,14 +259,14 @@ class _Variables:
 
     Args:
       name: such as "beta1_power".
-      scopes: those of the slots; a scalar may be in another one within them.
-      like: its type; None for a scalar that may be missing.
+      scopes: the scopes of the slots; a scalar may be in a scope within them.
+      like: the scalar's type; None for a scalar that may be missing.
 
     Raises:
       KeyError: if there is none, or several.
     """
-    # Its scope may be another than the parameters', whose names may be all that
-    # `variable` knows.
+    # The scalar may be in another scope than the parameters, and `variable` may know
+    # only the names of parameters.
     try:
       mapped = self._variable(name)
     except (LookupError, ValueError):

@@ -32,7 +32,7 @@ _NAME = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
 # The number of all replicas' gradients travels as float32, exact up to here.
 _MAX_COUNT = 2**24
-# What counts the gradients that fail a check, in the order of the checks.
+# The counters of gradients that fail a check, in the order of the checks.
 _COUNTERS = ("absent", "dropped_stale", "dropped_nonfinite", "dropped_overflow")
 _SCATTERED = (
   "so no replica has a gradient of its own to add up. Use cross_shard(...,"
@@ -395,8 +395,8 @@ class _Rule:
     arrived: Any,
     local_step: Any,
   ) -> None:
-    """Checks a gradient, and what is said of it."""
-    # None can be all parameters, of which there are none, and their sum.
+    """Checks a gradient, and the arguments `arrived` and `local_step`."""
+    # With no parameters at all, updates and sum may both be None.
     accumulates = me.own.gradient_sum is not None or updates is None
     if self.all_arrive and not (arrived is None and local_step is None):
       raise ValueError(
@@ -536,7 +536,7 @@ def _cond(
 
 
 def _where(yes: jax.Array, new: Any, old: Any) -> Any:
-  """A choice, so that NaN in what is not chosen does no harm."""
+  """Chooses by ``jnp.where``, so that NaN in the other value does no harm."""
   choose = lambda x, y: jnp.where(yes, axes.with_dtype(x, y.dtype), y)
   return jax.tree.map(choose, new, old)
 

@@ -208,9 +208,9 @@ class TrainStep:
     return form.merge(trained, carried), opt_state, loss
 
   def _step(self, kept: Any) -> tuple[Callable[..., Any], Any]:
-    """Returns the jitted step, whose results are sharded like its arguments, and these.
+    """Returns the jitted step and its arguments; the results get the same shardings.
 
-    Arrays that don't come from a step, but from the host or a checkpoint, are placed.
+    Arguments that come from the host or a checkpoint, not from a step, are placed.
     """
     treedef: Any
     leaves, treedef = jax.tree.flatten(kept)
@@ -236,9 +236,10 @@ class TrainStep:
 
   @functools.cached_property
   def _steps(self) -> list[tuple[Any, Callable[..., Any]]]:
-    """The jitted steps, after the structure and the shardings of what they keep.
+    """The jitted steps, each with the structure and the shardings of its arguments.
 
-    Usually there is one, and comparing is faster than hashing many shardings.
+    A list, since there is usually one step, and comparing many shardings is faster than
+    hashing them.
     """
     return []
 
@@ -325,7 +326,7 @@ class TrainStep:
     except TypeError as error:
       if "unexpected keyword argument 'value'" in str(error):
         return update(**extra_args)
-      # It is required by what searches a line, as in optax.lbfgs.
+      # A line search requires `value_fn`, as in optax.lbfgs.
       if "'value_fn'" not in str(error):
         raise
       if loss is None:
@@ -367,7 +368,7 @@ class TrainStep:
     return self._spec(own), of_state, PartitionSpec()
 
   def _placed(self, kept: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """Places what is not sharded over the replicas as it has to be."""
+    """Places arrays that are not sharded over the replicas as they have to be."""
 
     def over_replicas(spec: PartitionSpec) -> list[tuple[int, axes.AxisName]]:
       each = [axes.names_in([entry]) for entry in spec]
@@ -398,7 +399,7 @@ class TrainStep:
     return PartitionSpec(*entries)
 
   def _start(self, tree: Any, of_one: Any, of_all: Any, own: bool) -> Any:
-    """Returns copies of one replica's arrays, or of a row of them for each."""
+    """Returns copies of one replica's arrays, or a row of copies for each replica."""
     count = self._count()
     rows = lambda x: jnp.broadcast_to(x, (count, *x.shape))
     shardings = jax.tree.map(

@@ -216,7 +216,7 @@ class _Mapped:
       axis_names=self._manual(self._checked_mesh()),
       labels=labels,
       refuse=Refusal(_NAME, names, (PARAMS, STATE)[-len(out_specs) :]),
-      # With more axes than the replicas', transforms ask what varies over them.
+      # With more axes than the replicas', transforms need the types over them.
       check_vma=self.param_specs is not None or len(self.levels) > 1,
     )
 

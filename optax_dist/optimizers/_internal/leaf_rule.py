@@ -16,7 +16,7 @@ from optax_dist.sparse import rows
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """What an apply rule knows about the current step.
+  """The current step, for an apply rule.
 
   Attributes:
     learning_rate: The learning rate of this step, a number or an array of the
@@ -159,7 +159,7 @@ def base_custom(
   def rule(grad, param, old, step):
     if not indexed_slices.is_indexed_slices(grad):
       return apply_rule(grad, param, old, step)
-    # Only with a sparse_apply_rule: otherwise row_wise has converted it.
+    # Without a sparse_apply_rule, row_wise has converted the gradient before.
     assert sparse_apply_rule is not None
     if sum_duplicates:
       grad = indexed_slices.sum_duplicates(grad)

@@ -23,7 +23,7 @@ _HOROVOD = (
   " optax_dist.local_sgd around it; with horovod_scale_lr, multiply the learning"
   " rate by the number of replicas"
 )
-#: What changes training in RETURNN and can't be a part of the transformation.
+#: Options that change training in RETURNN, but can't be part of a transformation.
 _REFUSED = {
   "use_horovod": _HOROVOD,
   "torch_distributed": _HOROVOD,
@@ -55,7 +55,7 @@ def from_returnn_config(
   l2: Any = None,
   weight_decay_mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Creates the optimizer of a RETURNN configuration, with all that is before it.
+  """Creates the optimizer of a RETURNN configuration, with its changes of gradients.
 
   The order and the numbers are RETURNN's. With TensorFlow it sums gradients, adds
   noise, clips numbers, then norms of variables, then by the global norm, replaces
@@ -206,7 +206,7 @@ def _optimizer(options: Options, backend: str) -> Mapping[str, Any]:
     "weight_decay_modules_blacklist",
     "weight_decay_custom_include_check",
   ):
-    # What weight_decay_mask says here.
+    # The argument weight_decay_mask takes the place of these options.
     arguments = {key: x for key, x in arguments.items() if key != name}
   return arguments
 
@@ -303,7 +303,7 @@ def _dynamic(value: Any, backend: str) -> Any:
 
 
 class _Network:
-  """What ``dynamic_learning_rate`` may read of RETURNN's network: the step."""
+  """A stand-in for RETURNN's network, for ``dynamic_learning_rate``: has the step."""
 
   def __init__(self, step: Any):
     self.global_train_step = step

@@ -1,4 +1,4 @@
-"""What RETURNN's TensorFlow backend does to gradients before the optimizer."""
+"""The changes of gradients by RETURNN's TensorFlow backend, before the optimizer."""
 
 import math
 from collections.abc import Callable
@@ -55,9 +55,9 @@ def before(
   """Puts RETURNN's changes of gradients before an optimizer, in RETURNN's order.
 
   RETURNN sums gradients, adds noise, clips each number, the norm of each variable
-  and its average norm, clips by the global norm, replaces what is not finite and
-  drops what is too large. Both global norms are those of the gradient as it came:
-  without noise, not clipped, and of an accumulated one the last alone.
+  and its average norm, clips by the global norm, replaces numbers that are not finite
+  and drops gradients that are too large. Both global norms are those of the incoming
+  gradient: without noise, not clipped, and of an accumulated gradient only the last.
 
   Source: ``returnn.tf.updater.Updater._post_process_grad``.
   """
@@ -153,8 +153,8 @@ def accumulated(
 ) -> optax.GradientTransformationExtraArgs:
   """Sums gradients, and takes a step with every so many of them.
 
-  Unlike ``optax.MultiSteps``, it starts each sum anew: there, a gradient that is not
-  finite would stay in all later sums, since what is multiplied by 0 is NaN.
+  Unlike ``optax.MultiSteps``, it starts each sum anew. MultiSteps multiplies the old
+  sum by 0, so a gradient that is not finite would make all later sums NaN.
   """
   if steps == 1:
     return inner
@@ -289,7 +289,7 @@ def _finite(options: Options, name: str) -> float:
 
 
 def _values(fun):
-  """A change of each number, of a sparse gradient of those that it has."""
+  """Applies a function to each number; of a sparse gradient, to the numbers it has."""
   return lambda updates, _: map_values(fun, updates)
 
 
@@ -308,7 +308,7 @@ def _all_of(changes):
 
 
 def _with_norm(inner):
-  """Passes on the norm of the updates as they come."""
+  """Passes the norm of the incoming updates on to the inner transformation."""
 
   def update_fn(updates, state, params=None, **extra_args):
     extra_args[_NORM] = global_norm(updates)
@@ -328,5 +328,5 @@ def _clip_norm(x, limit):
 
 
 def _global_factor(norm, limit):
-  # Not finite is NaN, as in tf.clip_by_global_norm.
+  # NaN for a norm that is not finite, as in tf.clip_by_global_norm.
   return limit / jnp.maximum(norm, limit) + (norm - norm)

@@ -155,7 +155,7 @@ def _change(
   value = options.get(key)
   if callable(value):
     return lambda rate: float(value(rate))
-  # None is for no change, not for the default.
+  # None means no change, not the default.
   factor = options.number(key, 1.0 if key in options else default)
   return lambda rate: rate * factor
 

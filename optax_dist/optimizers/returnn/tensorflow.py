@@ -53,8 +53,8 @@ _CLASSES: dict[str, Factory] = {
 }
 _KERAS_CLASSES = {"Adamax": "Adamax", "NadamKeras": "Nadam", "SGD": "SGD"}
 
-# What RETURNN read before it had `optimizer`, in this order. Its Nadam of that
-# time is Keras's with TensorFlow 2.
+# The options that RETURNN read, in this order, before it had `optimizer`. Its Nadam of
+# that time is Keras's with TensorFlow 2.
 _OLD_NAMES = {
   "adam": "adam",
   "nadam": "NadamKeras",
@@ -124,7 +124,7 @@ def by_old_names(options: Options) -> dict[str, Any] | None:
         raise ValueError(f"momentum must be 0 with {name}, as in RETURNN")
       return {"class": of_class}
   decay = options.get("rmsprop")
-  if isinstance(decay, float):  # Also 0.
+  if isinstance(decay, float):  # Including 0.0.
     return {"class": "rmsprop", "decay": decay}
   if options.is_on("rmsprop"):
     return {"class": "rmsprop"}

@@ -20,9 +20,9 @@ from optax_dist.optimizers.keras import keras
 from optax_dist.optimizers.returnn import gradients
 from optax_dist.optimizers.returnn.options import Options
 
-#: PyTorch's arguments that change how it computes, not what.
+#: PyTorch's arguments that change the speed of the computation, not its result.
 _IGNORED = ("foreach", "capturable", "differentiable", "fused")
-#: What RETURNN's PyTorch backend refuses itself.
+#: Options that RETURNN's PyTorch backend itself refuses.
 _REFUSED = (
   "gradient_clip_norm",
   "gradient_clip_avg_norm",
