@@ -207,7 +207,8 @@ class Driver:
       f"Replica {self._replica!r} was evicted by its watchdog: {reason}."
     )
     self.loop.call_soon(lambda: self._fail(failure))
-    self.enqueue(messages.Leave(True, reason, stacks))
+    final = not self.processes.may_restart
+    self.enqueue(messages.Leave(True, reason, stacks, final))
     self.loop.close(reason)
 
   # The event loop.

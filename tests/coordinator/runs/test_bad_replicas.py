@@ -303,30 +303,40 @@ def test_another_thread_ends_a_replica_that_waits_in_a_step(call):
   assert results[1] is True or "is closed" in results[1]
 
 
-def test_run_ends_at_once_if_an_embedded_replica_fails_that_it_needs(tmp_path):
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_run_ends_at_once_if_an_embedded_replica_fails_that_it_needs(
+  is_stuck, tmp_path
+):
   """No other process takes its place: the others would wait for `timeout`."""
+  ended, errors = threading.Event(), []
 
   def train(replica):
     while True:
       if (replica.replica, replica.global_step) == (1, 2):
-        raise KeyError("a bug")
+        if not is_stuck:
+          raise KeyError("a bug")
+        assert ended.wait(60.0)
       try:
         replica.step(GOOD)
       except coordinator.CoordinatorError as error:
-        errors.append(str(error))
+        if replica.replica == 0:
+          errors.append(str(error))
+          ended.set()
         raise
 
-  errors = []
-  with pytest.raises(KeyError):
+  with pytest.raises(coordinator.CoordinatorError if is_stuck else KeyError):
     coordinator.run_embedded(
-      train, 2, optax.sgd(0.1), PARAMS, journal=tmp_path / "journal.jsonl"
+      train,
+      2,
+      optax.sgd(0.1),
+      PARAMS,
+      journal=tmp_path / "journal.jsonl",
+      step_timeout=5.0,
     )
-  said = (
-    "Step 2 needs replica 1, which is lost: it has raised KeyError('a bug')."
-  )
-  assert errors == [said]
+  why = "stuck: its step has taken" if is_stuck else "it has raised KeyError"
+  assert f"Step 2 needs replica 1, which is lost: {why}" in errors[0]
   *_, last = journals.read(tmp_path / "journal.jsonl").records
-  assert (last["kind"], last["reason"]) == ("finish", said)
+  assert (last["kind"], last["reason"]) == ("finish", errors[0])
 
 
 def test_replica_whose_update_hangs_ends_with_the_run():
