@@ -206,8 +206,12 @@ class TrainingCalls:
         participant.wait(over, "for the end of the run")
       except preemption.Late:
         self.leave()
-    if not participant.inbox.left:
-      self.loop.ended(0)
+    # If another thread is in a step, that gets the last parameters there.
+    if not participant.inbox.left and self._lock.acquire(blocking=False):
+      try:
+        self.loop.ended(0)
+      finally:
+        self._lock.release()
     participant.saving = None
     return participant.outcome("finished", finished=True)
 
