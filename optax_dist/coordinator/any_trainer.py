@@ -31,7 +31,7 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 T = TypeVar("T")
 
-# Seconds within which a program ends after an error that nobody catches.
+# Seconds within which a program ends after an uncaught error.
 _ENDS_WITHIN = 1.0
 # Options of `join` that a trainer's own loop can't use, each with the reason.
 _REFUSED = {

@@ -37,9 +37,9 @@ class Batches:
     micro_batch: samples in a micro-batch, or slot, of a deterministic run; it
       divides `global_batch`.
     deterministic: whether step s always has the micro-batches at positions
-      s * global_batch up to (s + 1) * global_batch, whoever computes them. What
+      s * global_batch up to (s + 1) * global_batch, on whichever replicas. What
       a step adds up does then not depend on the number of replicas, on losses,
-      or on who was fast.
+      or on which replicas were fast.
     audit: the part of all micro-batches of a deterministic run that two replicas
       compute, to find replicas whose gradients are wrong: from 0 to 1.
 

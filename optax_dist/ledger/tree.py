@@ -2,7 +2,7 @@
 
 Floating-point sums depend on the order of the additions. So the gradients of a
 step's M micro-batches, numbered from 0 and called *slots*, are always added in the
-order of one tree, whoever computes them:
+order of one tree, whichever replicas compute them:
 
     level 2          (0, 4)            a node is the range of slots that
     level 1     (0, 2)   (2, 4)        it is the sum of: at level l from

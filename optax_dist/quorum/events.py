@@ -82,7 +82,7 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-  """All who must have the mean of a round have it."""
+  """All members that must have the mean of a round have it."""
 
   step: int
   round: int

@@ -29,7 +29,7 @@ class Held(Exception):
   """Another process, or another user of this one, holds the lock.
 
   Attributes:
-    holder: who that is, human-readable.
+    holder: the process that holds the lock, human-readable.
     lives: whether that is a process of this host that runs.
   """
 
@@ -73,7 +73,7 @@ class Lock:
       if_in_doubt: whether to take it then from a process of another host, if the
         file system has no locks.
       unnamed: whether to take it though the disk is full, so that the file does not
-        say who holds it.
+        name its holder.
 
     Raises:
       Held: it is not free in time.

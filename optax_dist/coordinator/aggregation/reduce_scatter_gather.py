@@ -106,7 +106,7 @@ class _Round:
     members: whose gradients they are, in order.
     pieces: of the mean, in order.
     me: which member this replica is; None for a reader.
-    mean: memory for the whole mean; None once nobody here needs it.
+    mean: memory for the whole mean; None once this replica no longer needs it.
     readers: processes that fetch the mean besides.
     missing: how many pieces of the mean are missing.
     gradient: this replica's own, until its slice is averaged.

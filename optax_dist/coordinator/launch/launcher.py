@@ -196,7 +196,7 @@ class Launcher:
       return self._code
 
   def _end_journal(self, kind: object, error: object, trace: object) -> None:
-    """Writes the end of a run that can't go on: who follows it is to know."""
+    """Writes the end of a run that can't go on, for readers of the journal."""
     placement, environment = self._placement, self._environment
     elsewhere = placement.external or environment.store is not None
     if environment.journal is None or elsewhere or placement.hosts > 1:

@@ -102,7 +102,7 @@ class Config:
 
   @functools.cached_property
   def deadlines(self) -> deadlines.Deadlines:
-    """How long everybody waits."""
+    """The deadlines that follow from the rules' timeouts."""
     rules = self.rules
     return deadlines.of(
       rules.timeout, rules.transfer_timeout, rules.silence_timeout

@@ -29,7 +29,7 @@ _MEAN = 1.5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Deadlines:
-  """How long everybody waits, in seconds.
+  """How long members, coordinator and replicas wait, in seconds.
 
   Attributes:
     transfer: after this long without a byte of a member's gradient, another member

@@ -1,8 +1,8 @@
 """What is decided once: the entries of the coordinator's log.
 
 The log is all that outlives a coordinator. A record has the entries of one input, in
-order, and is written before anybody is told of them (`effects.Append`). All other
-communication is in `messages`.
+order, and is written before any message about them is sent (`effects.Append`). All
+other communication is in `messages`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Arrays:
       reducer: averages gradients.
       states: the model's states.
       background: does slow work.
-      deadlines: how long everybody waits.
+      deadlines: the run's deadlines.
       enqueue: queues an input for the core, in the event loop.
     """
     self.states = states

@@ -80,7 +80,7 @@ class Driver:
       initial: the initial state, a tree of arrays.
       step: the step of the initial state.
       apply: see `states.States`.
-      deadlines: how long everybody waits.
+      deadlines: the run's deadlines.
       silence: how long the replica and its coordinator may be silent to each other.
       processes: the processes of its replica.
       shards: this process's shards of the state, if it spans several.

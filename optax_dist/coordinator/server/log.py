@@ -313,7 +313,7 @@ def check_own(path: pathlib.Path) -> None:
   """Makes the folder of a log among temporary files, where others may make it first.
 
   Raises:
-    LogError: it is another user's, who could exchange the logs in it.
+    LogError: it belongs to another user, who could replace the logs in it.
   """
   folder = path.parent
   with _as_log_error(path):

@@ -63,7 +63,7 @@ class Connections:
     """Starts to accept connections.
 
     Args:
-      identity: who this process is.
+      identity: this process's name, secret and run.
       listeners: where this process listens; they are closed with the rest.
       contexts: encrypt what leaves this host; None for no encryption.
       limits: bounds on time and memory.
@@ -271,7 +271,7 @@ class Connections:
       and link.endpoint is None
       and shake.peer == self._identity.server
     ):
-      why = f"whoever may be {shake.peer!r} is called, and does not call"
+      why = f"this process calls {shake.peer!r}, and never the reverse"
       self._warn_of_refused(link, why)
       shake.refuse(why)
       raise handshake.Refused(why)

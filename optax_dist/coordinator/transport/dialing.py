@@ -201,7 +201,7 @@ class Dialer:
       peer: name of the peer.
       ways: its endpoints, or what finds its address.
       key: of its run, if it belongs to another one.
-      met: whether it is known to have listened there; so is who was connected.
+      met: whether it is known to have listened there, as a peer that was connected.
     """
     now, met = self._clock.now(), met or peer in self._memories
     dial = Dial(ways, now, now + self._limits.connect, key, met)

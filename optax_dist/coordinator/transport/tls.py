@@ -314,7 +314,7 @@ class Fresh(Generic[_T]):
       try:
         self._made, self._seen, self._trouble = self._make(), stamps, ""
       except CertificateError as error:
-        # Next time it may work with the same files: who may read them, say, changes
+        # Next time it may work with the same files: their permissions, say, may change
         # without a trace here.
         if str(error) != self._trouble:
           self._trouble = str(error)

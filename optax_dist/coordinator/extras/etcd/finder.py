@@ -16,7 +16,7 @@ _REQUEST_SECONDS, _WATCH_SECONDS = 5.0, 1.0
 class Finder:
   """Asks etcd for the coordinator's address, from any thread.
 
-  A host that has vanished closes no connection, so who has the lease is asked again
+  A host that has vanished closes no connection, so the lease's holder is asked again
   and again.
   """
 

@@ -65,7 +65,7 @@ class Etcd:
 
   @property
   def holder_key(self) -> str:
-    """The key that says who has the lease."""
+    """The key that names the lease's holder."""
     return f"{self.prefix}/coordinator"
 
   def log_prefix(self, run: str) -> str:

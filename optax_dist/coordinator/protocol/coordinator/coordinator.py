@@ -92,8 +92,8 @@ class Coordinator:
         if isinstance(message, msg.Hello):
           if not self._makes_a_run(peer, message):
             return
-          # Before this coordinator has a run it has welcomed nobody. So a process that
-          # was welcomed in this epoch has followed a different coordinator.
+          # Before this coordinator has a run it has welcomed no process. So a process
+          # that was welcomed in this epoch has followed a different coordinator.
           welcomed_by = self.history.epoch - (self._run is None)
           if message.epoch > welcomed_by and not self._follow_up(peer, message):
             return

@@ -116,7 +116,7 @@ class Holders:
     step, limit = self._history.step, self._limits.timeout
     names = ", ".join(map(str, self._announced))
     text = (
-      f"nobody who is here has the state of step {step}: waiting for replica"
+      f"no connected replica has the state of step {step}: waiting for replica"
       f" {names}, which may have it, for {limit:g} s at most"
     )
     self._out.add(fx.Log(text))

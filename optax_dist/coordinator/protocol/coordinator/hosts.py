@@ -1,4 +1,4 @@
-"""The launchers of a job's hosts: who they are, and which replicas never joined.
+"""The launchers of a job's hosts, and the replicas that never joined.
 
     launcher   Host (its rank, and which replicas have ended)   ->
                <-   Refused: another launcher has this rank, or other options
@@ -53,7 +53,7 @@ class Hosts:
   """
 
   def __init__(self) -> None:
-    """Starts before anybody has called."""
+    """Starts before any launcher has called."""
     self.absent = Absent()
     # Connected launchers and their last reports, by rank.
     self._here: dict[int, tuple[Process, msg.Host]] = {}

@@ -52,7 +52,7 @@ class Meetings:
   """
 
   def __init__(self) -> None:
-    """Starts before anybody has called."""
+    """Starts before any process has called."""
     self._meetings: dict[ReplicaId, _Meeting] = {}
     self._where: dict[Process, tuple[ReplicaId, int]] = {}
 

@@ -1,11 +1,11 @@
-"""A run: who takes part, which states there are, and how it ends.
+"""A run: its members, their states, and how it ends.
 
     calls -> Comparison        which job the run has, if they differ
-          -> Members           who is a member
+          -> Members           which replicas are members
           -> Steps             gradients, rounds, commits
-          -> Snapshots         who serves the state to whom
+          -> Snapshots         which member serves the state to which
           -> Holders           which lost replica may come back with the state
-          -> Ending            whether the run ends, and who is notified
+          -> Ending            whether the run ends, and its last message
 
 A run's state follows from the log (`History`) and from its members' messages. So a
 coordinator that starts again can continue: the members in the log call it within a
