@@ -65,13 +65,19 @@ class Comparison:
     self.calls[peer] = hello
 
   def verdict(
-    self, job: Job, members: Iterable[ReplicaId], absent: int, now: float
+    self,
+    job: Job,
+    members: Iterable[ReplicaId],
+    needed: int,
+    absent: int,
+    now: float,
   ) -> Verdict | None:
     """Which job the run has; None as long as more replicas have to call.
 
     Args:
       job: the job that the run has begun with.
       members: the replicas that have this job.
+      needed: how many replicas can take a step.
       absent: how many replicas are known not to come.
       now: the time.
     """
@@ -88,14 +94,15 @@ class Comparison:
     largest = [group for group in groups if size(group) == most]
     total = max(group.job.rules.total_num_replicas for group in largest)
     called = sum(map(size, groups))
+    has_waited = now >= self.until
+    all_called = called + absent >= total
+    # A step with k > N needs one replica, which is too few to decide a tie.
     first_is_enough = size(groups[0]) >= job.rules.replicas_to_aggregate
-    all_called = called + absent >= total or (
-      first_is_enough and now >= self.until
-    )
-    decides = 2 * most > total or (all_called and 2 * most > called)
+    is_due = all_called or (has_waited and size(groups[0]) >= needed)
+    decides = 2 * most > (called if is_due else total)
     if len(largest) == 1 and decides:
       return Verdict(largest[0].first)
-    if not all_called:
+    if not (all_called or (has_waited and first_is_enough)):
       return None
     if first_is_enough:
       return Verdict()

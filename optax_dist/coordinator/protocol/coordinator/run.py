@@ -315,8 +315,10 @@ class Run:
     verdict: Verdict | None = Verdict()
     if calls and history.has_no_commits and not self._ending.is_over:
       members = [state.member.replica for state in self._members]
+      ruling = self._steps.ruling
+      needed, absent = ruling.state.replicas_needed, ruling.never_came
       verdict = self._comparison.verdict(
-        self._config.job, members, self._steps.ruling.never_came, self._now
+        self._config.job, members, needed, absent, self._now
       )
     self._steps.intake.has_job = verdict == Verdict()
     if verdict is None:
