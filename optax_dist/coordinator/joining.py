@@ -114,10 +114,10 @@ def join(
     data: the samples that are leased to replicas (`Replica.batches`), with
       local steps those of a whole exchange; None: each replica reads its own
       data.
-    progress: of a checkpoint: which samples are in committed steps.
-    lineage: of a checkpoint: the runs that it comes from, as
-      `checkpoint.restore` returns them. Checkpoints of others are not mistaken
-      for its own.
+    progress: from a checkpoint: which samples are in committed steps.
+    lineage: from a checkpoint: the runs that led to it, as `checkpoint.restore`
+      returns them, so that checkpoints of other runs are not mistaken for this
+      run's.
     probe: required with deterministic data, and only then: a function of
       parameters and a `micro_batches.Slot` that returns a gradient, by the
       program of the training loop. It is called twice, on pseudo-random

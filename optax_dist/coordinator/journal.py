@@ -309,7 +309,7 @@ def to_json(name: str, value: Any) -> str:
   """A value as JSON text, as a record has it.
 
   Args:
-    name: of the value, for the message.
+    name: name of the value, for the message.
     value: a JSON value; numbers and arrays may be those of NumPy and JAX.
 
   Raises:

@@ -138,9 +138,9 @@ class Replica:
 
   @property
   def lineage(self) -> Lineage:
-    """The runs that this one goes on from, the first one first.
+    """The runs that this run continues, the oldest first.
 
-    Of each its `run_id`, and the step at which the next one began.
+    For each: its `run_id`, and the step at which the next run began.
     """
     return self._participant.inbox.joined.lineage
 

@@ -24,8 +24,8 @@ class Leaf(NamedTuple):
   """The position of a leaf.
 
   Attributes:
-    shape: of the leaf.
-    dtype: of the leaf.
+    shape: shape of the leaf.
+    dtype: dtype of the leaf.
     codec: how it is encoded.
     size: its number of elements.
     begin: the first of its bytes.
@@ -66,7 +66,7 @@ class Chunk(NamedTuple):
   """A range within one group, small enough for a core's cache.
 
   Attributes:
-    codec: that of the group.
+    codec: codec of the group.
     size: number of its elements.
     bytes: its bytes, from the beginning of the slice that it is part of.
   """
@@ -81,7 +81,7 @@ class Layout(NamedTuple):
 
   Attributes:
     leaves: their positions, in the order of the tree.
-    groups: in the order of the buffer.
+    groups: the groups, in the order of the buffer.
     elements: number of elements in all groups.
     nbytes: size of the buffer.
   """

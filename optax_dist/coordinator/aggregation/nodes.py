@@ -102,7 +102,7 @@ class Summing:
 
     Args:
       total: stays as it is, for it may be on its way to others.
-      more: of one micro-batch, from `encode`; its memory is used for the sum.
+      more: the sum of one micro-batch, from `encode`; its memory is reused for the sum.
     """
     spans = (*total.spans, *more.spans)
     rows = (*total.arrays, *more.arrays)

@@ -104,7 +104,7 @@ class _Round:
     id: its id.
     total: how the gradients are added up.
     members: whose gradients they are, in order.
-    pieces: of the mean, in order.
+    pieces: the pieces of the mean, in order.
     me: which member this replica is; None for a reader.
     mean: memory for the whole mean; None once this replica no longer needs it.
     readers: processes that fetch the mean besides.
@@ -137,10 +137,10 @@ class _Transfer(NamedTuple):
   """A transfer under way.
 
   Attributes:
-    round: of which it is part.
+    round: the round that it is part of.
     member: the other side; this replica for a piece of the mean that is sent.
     piece: which piece it is.
-    row: of which array of the sum; None for a piece of the mean.
+    row: index of its array in the sum; None for a piece of the mean.
   """
 
   round: _Round

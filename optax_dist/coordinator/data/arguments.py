@@ -59,7 +59,7 @@ def samples_per_gradient(data: Any, strategy: strategies.Strategy) -> int:
 
   Args:
     data: the samples that are leased; None for none.
-    strategy: of the run.
+    strategy: the strategy of the run.
 
   Returns:
     The number; 0 if none are leased.

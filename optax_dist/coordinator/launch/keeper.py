@@ -70,7 +70,7 @@ class Keeper:
     Args:
       settings: see `settings_of`.
       placement: what runs on this host.
-      environment: that of all replicas.
+      environment: the environment of all replicas.
       setup: how it is started.
 
     Raises:
@@ -225,7 +225,7 @@ def settings_of(
 
   Args:
     placement: what runs on this host.
-    environment: that of all replicas.
+    environment: the environment of all replicas.
     log: the coordinator's.
 
   Raises:

@@ -43,8 +43,8 @@ class Line:
     """Calls the coordinator.
 
     Args:
-      address: of the coordinator, or a URL of etcd.
-      environment: that of all replicas.
+      address: address of the coordinator, or a URL of etcd.
+      environment: the environment of all replicas.
       placement: what runs on this host.
       say: called by `look` with what people must know.
 

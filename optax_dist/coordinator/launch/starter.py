@@ -27,7 +27,7 @@ def where_to_start(
   """Where this process starts the coordinator; None if it does not.
 
   Args:
-    address: of the coordinator.
+    address: address of the coordinator.
     which: this process.
     wanted: `join`'s start_coordinator.
     timeout: `join`'s; a name that is not known yet is waited for no longer.
@@ -61,7 +61,7 @@ def running(
 
   Args:
     where: where it listens; None: it is not started here.
-    secret: of the job.
+    secret: secret of the job.
     certificates: encrypt its traffic; None for no encryption.
 
   Yields:

@@ -21,7 +21,7 @@ class ReplicaEnded:
     code: 0, or that of the process that failed first, negative for a signal.
     reason: how that process ended, in words.
     tail: the last lines of its output.
-    name: that of this process, if the replica has several.
+    name: name of this process, if the replica has several.
   """
 
   replica: int
@@ -512,7 +512,7 @@ def _pause(failures: int, code: int) -> float:
 
   Args:
     failures: how often the replica has failed in a row.
-    code: of its end.
+    code: its exit code.
   """
   settle = _SETTLE_TIME if code >= 0 else 0.0
   if failures == 1:

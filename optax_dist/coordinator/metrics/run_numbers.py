@@ -128,7 +128,7 @@ class RunNumbers:
     finish: the record of its end, or None.
     stall: the last record that names the missing replicas, if there was no
       commit since.
-    staleness: of the gradients in committed steps, in steps.
+    staleness: staleness of the gradients in committed steps, in steps.
     times: where the time of all replicas went.
 
   Example:
@@ -181,7 +181,7 @@ class RunNumbers:
     """Processes further records.
 
     Args:
-      records: in order.
+      records: the records, in order.
       age: how many seconds ago the last of them was written.
     """
     for record in records:

@@ -36,7 +36,7 @@ class History:
 
   Attributes:
     epoch: the number of the last coordinator; -1 for none.
-    nonce: that of the first one.
+    nonce: the nonce of the first coordinator.
     starts: the step at which each coordinator started, by epoch. If the log has lost
       its last entries, a member may know of later steps of a coordinator
       (`has_lost`).
@@ -110,7 +110,7 @@ class History:
     """Applies a record.
 
     Raises:
-      ValueError: it can't follow what came before.
+      ValueError: the record can't follow the earlier ones.
     """
     for entry in record.entries:
       self.add(entry)

@@ -283,8 +283,8 @@ class Fingerprint(Record, tag="fingerprint"):
   """The first digests of a step that a replica has reported.
 
   Attributes:
-    params: of the parameters.
-    state: of the whole state.
+    params: digest of the parameters.
+    state: digest of the whole state.
   """
 
   step: int

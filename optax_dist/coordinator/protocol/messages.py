@@ -239,10 +239,10 @@ class Welcome(Struct):
 
   Attributes:
     epoch: number of the coordinator; members ignore lower ones from now on.
-    nonce: of the run: part of all signatures between members.
+    nonce: nonce of the run, which is part of all signatures between members.
     beginnings: how often the run has begun.
     origin: the state that it began from, the last time.
-    incarnation: of the membership on this connection; -1 for none, if the run
+    incarnation: the membership on this connection; -1 for none, if the run
       has ended.
     step: how many steps were committed.
     progress: the samples in these steps.
@@ -455,7 +455,7 @@ class Met(Struct):
 
   Attributes:
     generation: which start of the replica it is.
-    address: that of process 0.
+    address: address of process 0.
   """
 
   generation: str

@@ -23,7 +23,7 @@ class Background:
     """Creates the queue, without a thread.
 
     Args:
-      name: of the thread.
+      name: name of the thread.
       post: schedules a function on the event loop.
     """
     self._name, self._post = name, post

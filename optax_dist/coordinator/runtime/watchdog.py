@@ -91,7 +91,7 @@ class Watchdog:
 
     Args:
       limit: see `Steps`.
-      stopwatch: likewise.
+      stopwatch: see `Steps`.
       name: name of the replica, for messages.
       awaited: whether other replicas wait.
       evict: evicts the replica, given the reason and its threads' stacks; if None,

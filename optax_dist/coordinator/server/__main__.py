@@ -75,7 +75,7 @@ def run(
   store: str | None,
   channel: int | None = None,
 ) -> int:
-  """Runs a coordinator until it is told to end.
+  """Runs a coordinator until its owner or a signal ends it.
 
   Args:
     settings: where it listens, and others.
@@ -132,12 +132,12 @@ def _acquire(lease: Any, owner: _Owner) -> bool:
 def _coordinate(
   settings: Settings, secret: bytes, lease: Any, owner: _Owner
 ) -> None:
-  """Coordinates until it is told to end.
+  """Coordinates until the owner or a signal ends it.
 
   Args:
     settings: see `run`.
     secret: the job's secret.
-    lease: in etcd, where it has it; None for a log in a file.
+    lease: the lease in etcd, which it holds; None for a log in a file.
     owner: says when it is to end.
 
   Raises:

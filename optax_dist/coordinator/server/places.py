@@ -38,8 +38,8 @@ def of_coordinator(option: str | None, variable: str | None) -> str | None:
   """The URL of etcd that a coordinator is given; None for none.
 
   Args:
-    option: that of a command line.
-    variable: that of the environment.
+    option: option of a command line.
+    variable: variable of the environment.
 
   Raises:
     ValueError: it is not one, or others could read its password there.

@@ -193,7 +193,7 @@ def start(
 
   Raises:
     PortTaken: another process listens there.
-    RuntimeError: it has exited; the message is what it said.
+    RuntimeError: it has exited; the message is its output.
     TimeoutError: it is not ready in time.
   """
   if settings.get("idle") is None:

@@ -76,7 +76,7 @@ class Strategy:
 
     Args:
       shared: the shared state.
-      inner_state: of its own optimizer; None for a fresh one.
+      inner_state: state of its own optimizer; None for a fresh one.
     """
     return ()
 

@@ -36,7 +36,7 @@ class Ip(NamedTuple):
   """An IP address.
 
   Attributes:
-    family: of IPv4 or IPv6.
+    family: socket family, of IPv4 or IPv6.
     text: the address; a link-local one has its interface (fe80::1%eth0).
   """
 

@@ -29,7 +29,7 @@ class Dial:
   Attributes:
     until: when it times out.
     at: when the next attempt is due.
-    key: of the peer's run, if it belongs to another one.
+    key: key of the peer's run, if it belongs to another run.
     met: whether the peer is known to have listened there.
     reason: why the last attempt failed.
     refusals: endpoints in a row that refused the connection.
@@ -51,7 +51,7 @@ class Dial:
         address, before each round.
       now: the time.
       until: when it times out.
-      key: of the peer's run, if it belongs to another one.
+      key: key of the peer's run, if it belongs to another run.
       met: whether the peer is known to have listened there.
     """
     self.until, self.at, self.key, self.met = until, now, key, met
@@ -200,7 +200,7 @@ class Dialer:
     Args:
       peer: name of the peer.
       ways: its endpoints, or what finds its address.
-      key: of its run, if it belongs to another one.
+      key: key of its run, if it belongs to another run.
       met: whether it is known to have listened there, as a peer that was connected.
     """
     now, met = self._clock.now(), met or peer in self._memories

@@ -82,7 +82,7 @@ class Frames:
     """Checks the signature of a frame that was received.
 
     Raises:
-      Faulty: it is wrong.
+      Faulty: the signature is wrong.
     """
     assert self.keys is not None
     right = self._tag(self.keys[1], self._checked, head + body)

@@ -167,7 +167,7 @@ class Sending:
 
     Args:
       transfer: its id.
-      reason: of the `ArrayFailed`; None for no event.
+      reason: reason of the `ArrayFailed`; None for no event.
     """
     self._cancelled[transfer] = 0
     self._expected.pop(transfer, None)

@@ -224,7 +224,7 @@ def _refusal(error: ssl.SSLError, authority: str, verifies: str) -> str:
   """Why a certificate was not accepted, by the side that verified it.
 
   Args:
-    error: of the handshake.
+    error: error of the handshake.
     authority: the authority that must have signed it.
     verifies: what the side that verifies does: "dials" or "accepts".
   """

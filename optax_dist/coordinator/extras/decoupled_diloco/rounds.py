@@ -68,7 +68,7 @@ class MakeRounds:
     """The policy of a coordinator without an open round.
 
     Args:
-      timeout: of the run, in seconds; contributions before their turn wait for
+      timeout: the run's, in seconds; contributions before their turn wait for
         half of it at most.
     """
     return Rounds(self.config, timeout / 2)

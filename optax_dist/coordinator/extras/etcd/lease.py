@@ -72,7 +72,7 @@ class Lease:
     """Prepares to ask for it.
 
     Args:
-      url: of the cluster.
+      url: the URL of the cluster.
       secret: the job's.
       beat: called again and again while etcd is waited for.
 

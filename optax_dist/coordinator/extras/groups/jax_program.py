@@ -71,7 +71,7 @@ def initialize(
   loopback nothing leaves this host.
 
   Args:
-    address: of process 0, ``host:port``.
+    address: address of process 0, ``host:port``.
     index: which process this is.
     count: how many there are.
     local_addr: the address of this host for its collectives; by default the one

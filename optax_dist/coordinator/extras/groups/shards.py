@@ -24,8 +24,8 @@ class _Leaf(NamedTuple):
   """How one array is sharded.
 
   Attributes:
-    shape: of the whole array; for a random key, of its words.
-    sharding: of the same.
+    shape: shape of the whole array; for a random key, that of its words.
+    sharding: sharding of the same.
     key: the implementation of a random key; None for other arrays.
     indices: distinct shards on this process's devices, in order.
     on: for each of these devices, the shard it holds.

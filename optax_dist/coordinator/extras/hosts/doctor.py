@@ -84,7 +84,7 @@ def settings(
 
   Args:
     placement: what runs where.
-    environment: that of all replicas.
+    environment: the environment of all replicas.
   """
   flags = {
     "--nodes": placement.hosts,
@@ -103,7 +103,7 @@ def check_etcd(url: str) -> Finding:
   """Asks the etcd servers of a job for something.
 
   Args:
-    url: of the keys of its run, which is valid.
+    url: a valid URL of the run's keys.
   """
   client, where = places.load("client"), places.load("keys").parse(url)
   try:

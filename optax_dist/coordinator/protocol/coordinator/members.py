@@ -27,8 +27,8 @@ class MemberState:
       run's.
     needs: whether it needs a snapshot.
     server: the member that serves the snapshot.
-    fetches: whether it was told to fetch a snapshot, and has not reported the outcome
-      yet: it may have the snapshot although the server is gone.
+    fetches: whether it has a request to fetch a snapshot, and has not reported the
+      outcome yet: it may have the snapshot although the server is gone.
     tried: members that have failed to serve it a snapshot.
     sequence: sequence of its last submission.
     leaving: the step of the state with which it leaves, and the time since which it

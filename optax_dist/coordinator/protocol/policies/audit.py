@@ -28,7 +28,7 @@ def pack(position: int, digest: bytes) -> bytes:
 
   Args:
     position: the first position of the slot.
-    digest: of the gradient's bytes, 16 bytes.
+    digest: digest of the gradient's bytes, 16 bytes.
   """
   return ENTRY.pack(position, digest)
 
