@@ -208,7 +208,7 @@ def check_whole(
     known: see :func:`is_scattered`.
 
   Raises:
-    ValueError: if it is, or if that can't be told.
+    ValueError: if it is, or if that can't be determined.
   """
   varying = axes.varying_axes(x)
   spread = [

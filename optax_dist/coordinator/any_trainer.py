@@ -259,7 +259,7 @@ class CoordinatedOptimizer:
       yield preempted
     except GeneratorExit:
       # The trainer has ended its loop, or has raised an error that ends the program.
-      # In the second case the other replicas are to be told of the error at exit.
+      # In the second case the exit handlers report the error to the other replicas.
       if sys.is_finalizing():  # The program is ending.
         self.close()
       else:

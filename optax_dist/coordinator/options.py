@@ -111,7 +111,7 @@ class Options:
         os.fspath(getattr(self, name) or "").encode()
       except UnicodeEncodeError:
         raise ValueError(
-          f"`{name}` must be in UTF-8, as the coordinator is told it; got"
+          f"`{name}` must be in UTF-8, to be sent to the coordinator; got"
           f" {getattr(self, name)!r}."
         ) from None
     nbytes = len(journals.to_json("config", dict(self.config)))

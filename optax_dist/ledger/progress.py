@@ -157,7 +157,7 @@ class EpochReport:
     skipped: samples whose gradients were never finite; in a deterministic run they
       count as zeros.
     open: samples that are not in a committed step so far; after the end of a
-      run, those that were not used, or were given up after the last step.
+      run, samples that were not used, or were abandoned after the last step.
   """
 
   epoch: int

@@ -321,7 +321,7 @@ class _Elastic:
     """The change of a replica, and that of the center: the sum over the replicas."""
     if self.compression is None:
       return pulls, me.sum(pulls)
-    # In a tree of all parameters, for keys by their places.
+    # In a tree of all parameters, since random keys depend on a leaf's place.
     tree = leaves.put(replica_params.unmoved(state.center), pulls)
     nothing_left = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), tree)
     method = CompressionState(nothing_left, None, state.global_step)
@@ -332,7 +332,7 @@ class _Elastic:
 
 
 def _check_sent(compression: Compression | None) -> None:
-  """Checks that a replica can give up what the center gets.
+  """Checks that a compression shows which part of a replica's pull it has sent.
 
   Raises:
     ValueError: if it can't.
@@ -341,8 +341,8 @@ def _check_sent(compression: Compression | None) -> None:
     return
   if compression.error_feedback is None or not compression.is_mean:
     raise ValueError(
-      f"{_NAME}: a replica gives up what was sent of its pull, so `compression` must"
-      " be quantize or top_k, with error_feedback, which tells what was not sent; got"
+      f"{_NAME}: a replica moves by the sent part of its pull, so `compression`"
+      " must be quantize or top_k, with error_feedback, which has the other part; got"
       f" {compression.name} with error_feedback={compression.error_feedback}."
     )
 

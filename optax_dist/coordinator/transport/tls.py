@@ -336,7 +336,7 @@ class Contexts(Fresh[tuple[ssl.SSLContext, ssl.SSLContext]]):
   """TLS contexts for the accepting side and for the dialing side.
 
   Attributes:
-    files: of which they are made.
+    files: the files from which they are made.
   """
 
   def __init__(self, files: Certificates):

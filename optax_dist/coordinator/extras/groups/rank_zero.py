@@ -21,7 +21,7 @@ from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.client.client import Client
 from optax_dist.coordinator.protocol.entries import Member, Process
 
-# Orders that all processes answer, or that give up the answers to an earlier one.
+# Orders that all processes answer, or that cancel the answers to an earlier order.
 _Asked: TypeAlias = fx.Aggregate | fx.Release | msg.Fetch | fx.TakeFingerprint
 
 
