@@ -650,6 +650,9 @@ class Checker:
     data, step = self.setting.data, commit.round.step
     faulty = self.corrupt or any(p.is_faulty for p in self.world.all)
     if data is not None and data.deterministic and not faulty:
+      if process is not None:
+        # It may be the first to say what state the run has begun again from.
+        self.versions.setdefault(step, process.before)
       return sums.right(data, self.versions[step], step)
     return self.world.sum(self.gradients(commit, process), weights)
 
