@@ -486,7 +486,7 @@ class Supervisor:
     needed = max(1, self._policy.needed - self._elsewhere)
     if left >= needed or self.over or self._stopped is not None:
       return []
-    return [self._explain(f"{left} replicas are left of {needed} needed")]
+    return [self._explain(f"Only {left} of {needed} needed replicas can go on")]
 
   def _explain(self, what: str, corrigible: bool = False) -> JobEnded:
     """Names the replica because of which the run can't go on here."""

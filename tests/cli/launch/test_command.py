@@ -186,7 +186,11 @@ def test_error_names_the_process_that_failed_first(capfd, tmp_path):
   ("replicas", "restarts", "words"),
   [
     (1, 3, "No replica is left: replica 0 ended with exit code 9"),
-    (3, 0, "2 replicas are left of 3 needed: replica 0 ended with exit code 9"),
+    (
+      3,
+      0,
+      "Only 2 of 3 needed replicas can go on: replica 0 ended with exit code 9",
+    ),
   ],
 )
 def test_launcher_exits_with_the_code_and_last_output_of_the_replica(

@@ -117,7 +117,7 @@ def test_run_that_needs_a_replica_that_never_joins_ends_at_once(
   code, _, text = _launch(capfd, tmp_path, flags, "1", "imports", "0")
   assert code == 1
   assert (
-    "1 replicas are left of 2 needed: replica 1 ended with exit code 0, and has not"
+    "Only 1 of 2 needed replicas can go on: replica 1 ended with exit code 0, and has not"
     " joined the run after"
   ) in text
 
@@ -174,7 +174,9 @@ def test_watch_shows_the_end_of_a_failed_run(capfd, tmp_path):
   flags = ("--replicas", "2", "--restarts", "0", "--output", str(output))
   code, _, text = _launch(capfd, tmp_path, flags, "1", "run", "raises")
   assert code == 1
-  reason = "1 replicas are left of 2 needed: replica 1 ended with exit code 1"
+  reason = (
+    "Only 1 of 2 needed replicas can go on: replica 1 ended with exit code 1"
+  )
   assert f"optax-dist: {reason}" in text
   path = output / "journal.jsonl"
   assert main.main(["watch", str(path)]) == 0
