@@ -117,8 +117,8 @@ def test_run_that_needs_a_replica_that_never_joins_ends_at_once(
   code, _, text = _launch(capfd, tmp_path, flags, "1", "imports", "0")
   assert code == 1
   assert (
-    "Only 1 of 2 needed replicas can go on: replica 1 ended with exit code 0, and has not"
-    " joined the run after"
+    "Only 1 of 2 needed replicas can go on: replica 1 ended with exit code 0, and has"
+    " not joined the run after"
   ) in text
 
 
