@@ -266,7 +266,7 @@ sys.exit("ValueError: no data" if first else "RunFinished: the run has ended")
   assert _launch(*flags, *command) == 1
   err = capfd.readouterr().err
   assert "[replica 0] RunFinished: the run has ended" in err
-  final = err[err.index("optax-dist: 1 replicas are left") :]
+  final = err[err.index("optax-dist: Only 1 of 2 needed") :]
   assert "The last lines of its output:\nValueError: no data\n" in final
   assert "RunFinished" not in final
 
