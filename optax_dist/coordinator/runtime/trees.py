@@ -24,7 +24,7 @@ def as_params(params: Any) -> Any:
 
   Raises:
     TypeError: a leaf is not an array of a floating dtype.
-    ValueError: there are no leaves, or no numbers in them.
+    ValueError: there are no leaves, no numbers in them, or NaN.
   """
   leaves = jax.tree_util.tree_leaves_with_path(params)
   if not leaves:
