@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes, collectives
+from optax_dist._internal.leaves.random_keys import is_key
 
 Names = tuple[axes.AxisName, ...]
 Shape = tuple[int, ...]
@@ -76,7 +77,7 @@ def _padded(x: jax.Array, count: int) -> jax.Array:
     x = axes.cast_to_varying(jnp.zeros(full, x.dtype), axes.varying_axes(x))
   missing = -full[at] % count
   x = x.reshape(full)
-  if missing and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+  if missing and is_key(x):
     # No number is a random key, so the last one is repeated.
     last = jax.lax.slice_in_dim(x, full[at] - 1, full[at], axis=at)
     return jnp.concatenate([x, *[last] * missing], axis=at)

@@ -20,15 +20,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from optax_dist._internal import axes, checks, collectives
 from optax_dist._internal.indexed_slices import is_indexed_slices, values_of
 from optax_dist._internal.leaves.materialize import materialize
+from optax_dist._internal.leaves.random_keys import fold_in, is_key
 from optax_dist._internal.placement.replica_blocks import (
   PASS_STATE,
   PerReplica,
   as_block,
   own_block,
 )
-
-#: Like JAX's, but for an array of random keys, of any shape.
-fold_in = jnp.vectorize(jax.random.fold_in, excluded={1})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,11 +301,6 @@ def _of_replicas(x: jax.Array, count: int) -> jax.Array:
   if is_key(x):
     return jnp.stack([_of_replica(x, i) for i in range(count)])
   return jnp.broadcast_to(x[None], (count, *x.shape))
-
-
-def is_key(x: jax.Array) -> bool:
-  """Whether an array holds random keys."""
-  return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _on_own_devices(

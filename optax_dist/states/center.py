@@ -10,13 +10,13 @@ import optax
 
 from optax_dist._internal import axes, checks
 from optax_dist._internal.leaves import precision
+from optax_dist._internal.leaves.random_keys import fold_in, is_key
 from optax_dist._internal.placement.replica_blocks import (
   PerReplica,
   is_center_state,
   map_nodes,
   nodes,
 )
-from optax_dist._internal.replicas import fold_in, is_key
 
 Tree = TypeVar("Tree")
 

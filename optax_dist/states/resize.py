@@ -8,12 +8,12 @@ import numpy as np
 
 from optax_dist._internal import checks, gradient_sum
 from optax_dist._internal.gradient_sum import SparseSum
+from optax_dist._internal.leaves.random_keys import is_key
 from optax_dist._internal.placement.replica_blocks import (
   PerReplica,
   map_nodes,
   nodes,
 )
-from optax_dist._internal.replicas import is_key
 from optax_dist.transforms.sync_replicas import SyncReplica, SyncReplicasState
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import axes
-from optax_dist._internal.replicas import fold_in, is_key
+from optax_dist._internal.leaves.random_keys import fold_in, is_key
 
 # Kinds of nnx variables that no optimizer may get.
 _NOT_TRAINED = ("BatchStat", "RngState", "Cache", "Intermediate")

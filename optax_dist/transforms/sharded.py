@@ -19,6 +19,7 @@ from optax_dist._internal import extra_args as arguments
 from optax_dist._internal import inner as inner_transformation
 from optax_dist._internal.indexed_slices import is_indexed_slices
 from optax_dist._internal.leaves import elementwise, precision, update_leaves
+from optax_dist._internal.leaves.random_keys import is_key
 from optax_dist._internal.placement.replica_blocks import (
   PASS_STATE,
   PerReplica,
@@ -384,7 +385,6 @@ def _all(tree: Any) -> list[bool]:
 def _check_init(inner: Any, like: Any, part: Any, is_part: list[bool]) -> None:
   """Checks that each element of the state starts from its own of a leaf."""
   # Zeros like a random key are made of several numbers for each.
-  is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
   state = jax.tree.leaves(jax.eval_shape(inner.init, like))
   at = [i for i, x in enumerate(state) if not is_key(x)]
 

@@ -7,6 +7,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import checks
+from optax_dist._internal.leaves.random_keys import is_key
 from optax_dist._internal.placement.specs import check_specs, is_spec
 
 Tree = TypeVar("Tree")
@@ -62,10 +63,7 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     )
     if sharding.is_fully_addressable or is_global:
       return jax.device_put(x, sharding)
-    is_key = isinstance(x, jax.Array) and jax.dtypes.issubdtype(
-      x.dtype, jax.dtypes.prng_key
-    )
-    x = x if is_key else np.asarray(x)
+    x = x if isinstance(x, jax.Array) and is_key(x) else np.asarray(x)
     return jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
 
   check_specs("specs", specs)
