@@ -99,8 +99,8 @@ class TrainingCalls:
     if preempted is not None:
       inbox = self._participant.inbox
       preempted.tell, inbox.on_signal = inbox.signalled, preempted.receive
-      self._participant.gives_up = lambda *share: (
-        preempted.look() and preempted.is_late(*share)
+      self._participant.gives_up = lambda share: (
+        preempted.look() and preempted.is_late(share)
       )
 
   def step(self, held: list[Any], batch: Any, tokens: int | None) -> Outcome:

@@ -105,8 +105,8 @@ class Participant:
     watchdog: finds a training loop that is stuck.
     tell: called with an event for the launcher, and its fields.
     closed: whether the replica was closed.
-    gives_up: whether its training loop waits no longer, for it has to leave; given a
-      share of the grace period, whether that is over.
+    gives_up: whether the replica has to leave, and this share of its grace period is
+      over.
   """
 
   def __init__(
@@ -207,7 +207,7 @@ class Participant:
       functools.partial(self._evict, on_stuck) if ends else None,
     )
     self.closed = False
-    self.gives_up: Callable[..., bool] = lambda *share: False
+    self.gives_up: Callable[[float], bool] = lambda share: False
 
   def _me(
     self,
@@ -292,10 +292,10 @@ class Participant:
     """
     self.raise_failure()
     self.driver.enqueue(messages.Leave(lost=False))
-    left, gives_up = lambda: self.inbox.left, self.gives_up
-    self.gives_up = lambda *share: gives_up(preemption.LEAVES_ALONE)
+    left = lambda: self.inbox.left
+    what = "for the confirmation that it may leave"
     try:
-      self.wait(left, "for the confirmation that it may leave")
+      self.wait(left, what, preemption.LEAVES_ALONE)
       self.tell("left")
     except preemption.Late:
       _log.warning(
@@ -472,12 +472,19 @@ class Participant:
 
   # Waits.
 
-  def wait(self, ready: Callable[[], bool], what: str) -> None:
+  def wait(
+    self,
+    ready: Callable[[], bool],
+    what: str,
+    share: float = preemption.NO_STEP,
+  ) -> None:
     """Waits until something is ready; the watchdog watches no step from now on.
 
     Args:
       ready: whether to stop waiting; the run's end also stops the wait.
       what: the same for the error, as in "for the end of the run".
+      share: the share of the grace period after which a replica that has to leave
+        waits no longer.
 
     Raises:
       CoordinatorError: the wait took too long, or the run can't go on.
@@ -488,13 +495,13 @@ class Participant:
     self.stopwatch.step = None
     longest = self.settings.longest_wait
     # Another thread may close the replica.
-    gives_up = lambda: self.closed or self.gives_up()
+    gives_up = lambda: self.closed or self.gives_up(share)
     if self.inbox.wait(ready, longest, gives_up):
       return
     self.raise_failure()
     if self.is_over:
       return
-    if self.inbox.agree(self.gives_up()):
+    if self.inbox.agree(self.gives_up(share)):
       raise preemption.Late
     raise errors.CoordinatorError(
       f"Replica {self.replica!r} has waited {longest:.1f} s {what}."

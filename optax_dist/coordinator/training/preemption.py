@@ -30,7 +30,7 @@ DEFAULT_GRACE = 10.0
 _CALLS = 8
 # Shares of the grace period after which a replica waits for no step, and after which
 # it does not wait for its coordinator either: the rest is for the program.
-_NO_STEP, LEAVES_ALONE = 0.5, 0.75
+NO_STEP, LEAVES_ALONE = 0.5, 0.75
 
 
 class Late(Exception):
@@ -141,14 +141,14 @@ class Preemption:
     self._seen = self._seen or self.received
     return self.received
 
-  def is_late(self, share: float = _NO_STEP) -> bool:
+  def is_late(self, share: float) -> bool:
     """Whether this share of the grace period is over since a signal."""
     since = self._since
     return since is not None and time.monotonic() - since > share * self._grace
 
   def _watch(self) -> None:
     """Warns, before the process is killed, that the program has not seen the signal."""
-    wait, own = _NO_STEP * self._grace, self._news.get()
+    wait, own = NO_STEP * self._grace, self._news.get()
     if own is None:
       return
     if own and self._joined:
@@ -194,7 +194,7 @@ class Preemption:
     """
     if self._since is None:
       return False
-    if self.is_late():
+    if self.is_late(NO_STEP):
       return not save  # The program saves first.
     if self._mode == "save" and not self._saved:
       # The replica takes one more step after the one at which its program saves.
