@@ -42,14 +42,17 @@ def as_params(params: Any) -> Any:
         f"{name} must be of a floating dtype to have a gradient, got {dtype}."
         f" {_REMEDY}."
       )
-    if jnp.isnan(jnp.asarray(leaf)).any():
-      raise ValueError(
-        f"{name} must have no NaN: the parameters of the first replica are those of"
-        " all. Initialize it, or resume from an earlier checkpoint."
-      )
   if not any(np.size(leaf) for _, leaf in leaves):
     raise ValueError("params must have at least one number, got empty arrays.")
-  return jax.tree.map(lambda x: jnp.asarray(own(x)), params)
+  params = jax.tree.map(lambda x: jnp.asarray(own(x)), params)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if jnp.isnan(leaf).any():
+      raise ValueError(
+        f"params{jax.tree_util.keystr(path)} must have no NaN: the parameters of the"
+        " first replica are those of all. Initialize it, or resume from an earlier"
+        " checkpoint."
+      )
+  return params
 
 
 def own(array: Any) -> Any:
