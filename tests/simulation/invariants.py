@@ -650,9 +650,10 @@ class Checker:
     data, step = self.setting.data, commit.round.step
     faulty = self.corrupt or any(p.is_faulty for p in self.world.all)
     if data is not None and data.deterministic and not faulty:
-      if process is not None:
-        # It may be the first to say what state the run has begun again from.
-        self.versions.setdefault(step, process.before)
+      if step not in self.versions:
+        # These are the first to say what state the run has begun again from.
+        first = self.world.by_name[self.processes[commit.parts[0].incarnation]]
+        self.versions[step] = process.before if process else first.version
       return sums.right(data, self.versions[step], step)
     return self.world.sum(self.gradients(commit, process), weights)
 
